@@ -1,11 +1,12 @@
 # The only developer commands. `make demo` and `make test` make their own virtual environment first.
 PYTHON ?= python3
 VENV := .venv
+MINUTES ?= 30
 BIN := $(VENV)/bin
 
 DEMO := examples/demo.yaml --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml
 
-.PHONY: demo test check docs bench mutants calibrate clean
+.PHONY: demo test check docs site wheel bench gpu mutants calibrate clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardyard needs Python 3.11 or newer")'
@@ -37,7 +38,7 @@ check: $(VENV)/ready
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-docs: $(VENV)/ready  ## pictures and pages of docs/ that the program writes
+docs: $(VENV)/ready  ## pages and pictures of docs/ that the program writes, and the site
 	$(BIN)/python -m reports.guide
 	$(BIN)/shardyard simulate examples/llama-3.1-70b.yaml --report out/docs
 	cp out/docs/gantt.png docs/gantt.png
@@ -48,10 +49,30 @@ docs: $(VENV)/ready  ## pictures and pages of docs/ that the program writes
 	$(BIN)/shardyard teach gpipe 1f1b interleaved zb-h1 zb-v --plot docs/schedules.png
 	$(BIN)/shardyard validate --published --plot docs/published.png
 	$(BIN)/shardyard run examples/run-llama-3.1-405b.yaml --tokens 1e12 --plot docs/runs.png
-	$(BIN)/python tests/test_runs_page.py
+	$(BIN)/python tests/test_samples.py
+	$(MAKE) site
+
+site: $(VENV)/ready  ## the documentation site, offline: out/site/index.html
+	@$(BIN)/python -c 'import material' 2> /dev/null || \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo 'open out/site/index.html'
+
+wheel: $(VENV)/ready  ## the wheel, tried in a fresh environment without PyTorch; what its dependencies weigh
+	rm -rf build out/wheel
+	$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --wheel-dir out/wheel .
+	$(PYTHON) -m venv out/wheel/venv
+	out/wheel/venv/bin/python -m pip install --quiet --disable-pip-version-check --no-index --find-links out/wheel shardyard
+	cd out/wheel && venv/bin/shardyard simulate --model llama-3.1-8b --cluster dgx-h100
+	cd out/wheel && venv/bin/shardyard plan --model llama-3.1-8b --cluster dgx-h100 --seconds 60
+	cd out/wheel && venv/bin/shardyard report --model llama-3.1-8b --cluster dgx-h100 --without published --output page
+	@du -cbh out/wheel/*.whl | sort -h | tail -8
 
 bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s
+
+gpu: $(VENV)/ready  ## on a machine with NVIDIA GPUs: calibrate, execute everything, compare; 30 minutes; interrupted, it goes on
+	$(BIN)/python -m calibration.gpu_day --output out/gpu --minutes $(MINUTES)
 
 mutants: $(VENV)/ready  ## small wrong changes of sim/ and strategies/: which does no test notice? an hour
 	$(BIN)/python tests/mutants.py

@@ -114,6 +114,13 @@ _LAZY = {
 }
 
 
+if "__path__" not in globals():  # a checkout, whose rooms lie beside this file; in the wheel they lie below it
+    from topologies.documents.checkout import rooms_below_shardyard
+
+    __path__: list[str] = []
+    rooms_below_shardyard()
+
+
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `shardyard --help` is instant."""
     if name == "__version__":

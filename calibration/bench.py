@@ -12,7 +12,7 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for
 from sim.pricing.transfers.protocols import split
 from topologies.cluster_files import load_cluster
-from topologies.documents.units import show, size
+from topologies.documents.units import size
 from topologies.reading import UserError, nearest
 
 MOST = 200  # sizes of one sweep
@@ -80,10 +80,10 @@ def by_ranks(
     profile: str | None = None,
     algorithm: str = "auto",
     sizes: str = "1KiB:1GiB:1024",
-) -> tuple[str, dict[str, list[tuple[int, float]]]]:
-    """Where, and for each algorithm at each size ("ring, 1 GB") its seconds by number of ranks, in powers of two."""
+) -> tuple[str, dict[float, dict[str, list[tuple[int, float]]]]]:
+    """Where, and for each size in bytes and each algorithm its seconds by number of ranks, in powers of two."""
     place = load_cluster(cluster, nodes)
-    lines: dict[str, list[tuple[int, float]]] = {}
+    lines: dict[float, dict[str, list[tuple[int, float]]]] = {}
     count = 2
     while count <= place.gpus:
         used = -(-count // place.node.gpus)
@@ -93,7 +93,7 @@ def by_ranks(
             for point in options:  # the cheapest protocol of each algorithm
                 best.setdefault(point.algorithm, point.seconds)
             for name, time in best.items():
-                lines.setdefault(f"{name}, {show(options[0].bytes, 'B')}", []).append((count, time))
+                lines.setdefault(options[0].bytes, {}).setdefault(name, []).append((count, time))
         count *= 2
     return f"{operation} on {place.name}", lines
 

@@ -94,7 +94,7 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
 
 
 def _base(head: dict[str, Any], cluster: Cluster) -> Profile:
-    return load_profile(CPU) if head["device"] == "cpu" else profile_for(cluster.node.gpu.name)
+    return load_profile(CPU) if head["device"] == "cpu" else profile_for(cluster.node.gpu.model)
 
 
 def write_profile(path: Path, profile: Profile) -> Profile:
@@ -120,7 +120,8 @@ def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], 
             )
         return cluster, ""
     if head["device"] == "cuda":
-        return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0]), per_node), ""
+        memory = float(head.get("facts", {}).get("memory", 0.0))
+        return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0], memory), per_node), ""
     products = [sample for sample in merged if sample.part == "gemm"]
     moved = [sample for sample in merged if sample.part == "memory"]
     if not products or not moved:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibration.devices import Kind
+from calibration.devices import device as compute_device
 from calibration.fit.machine.profile import Fitted
-from calibration.launch.place import Device, available_cores, under_launcher
+from calibration.launch.place import available_cores, under_launcher
+from calibration.machine import another_gpu, catalogue_gpu
 from calibration.measure.layer_check import Check
 from sim.pricing.shipped import load_profile
 from topologies.cluster import Cluster
@@ -14,7 +17,20 @@ from topologies.cluster_files import load_cluster
 from topologies.documents.writing import check_writable
 from topologies.reading import UserError, nearest
 
-PARTS = ("gemm", "attention", "memory", "optimizer", "launch", "copy", "collective", "overlap", "wrapping", "footprint", "layer")
+PARTS = (
+    "gemm",
+    "attention",
+    "memory",
+    "optimizer",
+    "launch",
+    "copy",
+    "collective",
+    "overlap",
+    "wrapping",
+    "footprint",
+    "layer",
+    "sustained",
+)
 NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"
 
 
@@ -70,20 +86,27 @@ def check(request: Request) -> None:
         load_cluster(request.cluster)
 
 
-def check_parts(request: Request, device: Device, ranks: int) -> None:
+def check_parts(request: Request, device: Kind, ranks: int) -> None:
     """Refuse what could be measured and not be fitted to."""
     lone = [part for part in ("collective", "overlap") if part in request.parts]
     if ranks == 1 and set(request.parts) <= {"collective", "overlap"}:
         raise UserError(f"--parts {','.join(lone)}: needs at least 2 ranks, and there is 1")
     if device == "cpu" and not request.cluster and not {"gemm", "memory"} <= set(request.parts):
         raise UserError(NEEDED)
-    if device == "cuda" and request.cluster and not load_cluster(request.cluster).node.gpu.sms:
+    if request.cluster and bool(load_cluster(request.cluster).node.gpu.sms) != (device != "cpu"):
+        if device == "cpu":
+            raise UserError(f"--cluster {request.cluster}: has GPUs, and torch finds none on this machine")
         raise UserError(f"--cluster {request.cluster}: has no GPUs, and torch finds some here: CUDA_VISIBLE_DEVICES= hides them")
-    if device == "cpu" and request.cluster and load_cluster(request.cluster).node.gpu.sms:
-        raise UserError(f"--cluster {request.cluster}: has GPUs, and torch finds none on this machine")
+    if device == "cpu":
+        return
+    if not request.cluster:  # refused now, and not when everything has been measured
+        facts = compute_device(device).facts()
+        catalogue_gpu(str(facts["name"]), float(facts["memory"]))
+    elif another := another_gpu(load_cluster(request.cluster)):
+        raise UserError(f"--cluster {request.cluster}: {another}")
 
 
-def ranks_of(request: Request, device: Device) -> int:
+def ranks_of(request: Request, device: Kind) -> int:
     """As many as asked, or the launcher started, or one per GPU or core."""
     import os
 
@@ -96,8 +119,7 @@ def ranks_of(request: Request, device: Device) -> int:
         return int(world)
     if device == "cpu":
         return request.ranks or len(available_cores())
-    import torch
-
-    if request.ranks > torch.cuda.device_count():
-        raise UserError(f"--ranks {request.ranks}: this machine has {torch.cuda.device_count()} GPUs, and a GPU takes one rank")
-    return request.ranks or torch.cuda.device_count()
+    found = compute_device(device).count()
+    if request.ranks > found:
+        raise UserError(f"--ranks {request.ranks}: this machine has {found} GPUs, and a GPU takes one rank")
+    return request.ranks or found

@@ -32,6 +32,7 @@ SIZES = {  # numbers and texts that tell the cases of a part from others
     "wrapping": ("width",),
     "footprint": (),
     "layer": ("hidden", "layers"),
+    "sustained": ("side",),
 }
 SHORTEST, LONGEST = 1e-12, 1e6  # seconds of one case
 NOTHING = ("launch", "overlap", "wrapping")  # may take no time at all
@@ -46,6 +47,7 @@ NAMES = {
     "overlap": ("kind",),
     "wrapping": ("wrapper",),
     "footprint": ("kind",),
+    "sustained": ("kind", "dtype"),
 }
 
 Case = dict[str, str | float]
@@ -55,7 +57,7 @@ Key = tuple[str, str, tuple[tuple[str, str | float], ...]]
 class Sample(Config):
     """One measurement of one case on all ranks at once."""
 
-    part: str  # gemm, attention, memory, optimizer, launch, copy, collective, overlap, wrapping, footprint, layer
+    part: str  # gemm, attention, memory, optimizer, launch, copy, collective, overlap, wrapping, footprint, layer, sustained
     case: Case  # sizes and names that tell it from others of its part
     context: Literal["alone", "step"] = "alone"  # back to back, or between pieces of compute as in a training step
     value: float = Field(ge=0, le=1e15)  # seconds; bytes of a footprint
@@ -82,6 +84,7 @@ class Head(Config):
     memory: float = Field(0.0, ge=0, le=1e18)  # bytes per rank
     quick: bool = False
     cores: int = Field(0, ge=0, le=2**20)
+    facts: dict[str, str | float] = {}  # noqa: RUF012  # of a GPU: memory in bytes, multiprocessors, compute capability
 
 
 class Merged(NamedTuple):

@@ -15,7 +15,7 @@ from topologies.documents.units import show
 if TYPE_CHECKING:
     from rich.text import Text
 
-    import strategies.job
+    from strategies.job import Job as PlayedJob
 
 Job = Mapping[str, Any]
 """What was simulated, as plain data: "model", "cluster", "plan" (field -> value), "command", "version", "hash", and anything else
@@ -104,7 +104,7 @@ def spread(interval: Interval) -> str:
     return f"{seconds(interval.low)}–{seconds(interval.high)}"
 
 
-def notes_of(job: strategies.job.Job) -> list[Text]:
+def notes_of(job: PlayedJob) -> list[Text]:
     """What was assumed or ignored of a job, a line each."""
     from rich.text import Text
 

@@ -101,7 +101,9 @@ class Job:
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
         gpus = _gpus(self.cluster)
-        for asked, dtype in (("precision={!r}", self.plan.precision), ("fp8", "fp8" if self.plan.fp8 else None)):
+        low = self.plan.fp8.dtype if self.plan.fp8 else None
+        said = "fp8.scaling=nvfp4" if low == "fp4" else "fp8"
+        for asked, dtype in (("precision={!r}", self.plan.precision), (said, low)):
             for gpu in gpus.kinds if dtype is not None else ():
                 if dtype not in gpu.peak:
                     known = f"{gpu.name} computes in {', '.join(gpu.peak)}"
@@ -116,6 +118,7 @@ class Job:
         deepspeed = self.plan.deepspeed
         asked = {
             "offload": self.plan.offload is not None,
+            "offload_activations": self.plan.offload_activations is not None,
             "deepspeed.cpu_checkpointing": deepspeed is not None and deepspeed.cpu_checkpointing,
             "deepspeed (ZeRO++)": deepspeed is not None
             and (deepspeed.zero_hpz_partition_size > 1 or deepspeed.zero_quantized_gradients),
@@ -147,6 +150,8 @@ class Job:
         if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
+        if model.state_space is not None:
+            yield "state-space scans are priced as the products that they are made of: no profile has measured their kernels"
         if plan.packing is not None:
             seen = mean_length(plan.packing.lengths, sequence)
             yield f"packing: documents that a token attends to have {seen:,.0f} tokens in the mean, weighted by tokens"

@@ -81,7 +81,8 @@ def shared_cluster(jobs: Sequence[Job], nodes: int | None = None) -> Cluster:
             raise UserError(f"together: the nodes of {job.name} are not alike: give the cluster that the jobs share")
         if job.cluster.model_copy(update={"nodes": first.nodes}) != first:
             raise UserError(f"together: {jobs[0].name} and {job.name} describe different clusters: give the one that they share")
-    return build(Cluster, dict(first) | {"nodes": nodes or sum(job.cluster.nodes for job in jobs)}, "together")
+    fields = {name: getattr(first, name) for name in Cluster.model_fields}  # dict(first) has what is worked out once, too
+    return build(Cluster, fields | {"nodes": nodes or sum(job.cluster.nodes for job in jobs)}, "together")
 
 
 def _behind_each_other(jobs: Sequence[Job], whole: Cluster) -> list[str]:

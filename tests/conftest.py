@@ -35,7 +35,7 @@ NONE = {"nvlink": "0 s", "pcie": "0 s", "nic": "0 s"}
 def toy_cluster() -> Callable[..., Cluster]:
     """Nodes behind one switch, 1 GB/s per GPU and per NIC, without latency."""
 
-    def make(gpus: int = 8, nodes: int = 1, multicast: bool = False, **node: Any) -> Cluster:
+    def make(gpus: int = 8, nodes: int = 1, multicast: bool = False, sharp: int = 0, **node: Any) -> Cluster:
         parts = {
             "gpu": GPU | {"multicast": multicast},
             "gpus": gpus,
@@ -49,7 +49,7 @@ def toy_cluster() -> Callable[..., Cluster]:
             "name": "toy",
             "node": parts | {"latency": NONE} | node,
             "nodes": nodes,
-            "fabric": {"kind": "single", "hop_latency": "0 s"},
+            "fabric": {"kind": "single", "hop_latency": "0 s", "sharp": sharp},
         }
         return build(Cluster, data, "toy")
 

@@ -5,7 +5,8 @@ with coverage, which says which tests reach a line. Each of a random sample of m
 its file's name and the kept answers, then those of the nearest folder, the quickest first, until one fails or SECONDS of tests
 have passed. A mutant that passes survives: a test is missing, or the change means nothing. (Of what is cached in a process only
 the first test counts as one that reaches it: the whole suite may kill a survivor.) Works in copies of the checkout under
-out/mutants. Exit code 1 when less than 90 % are killed.
+out/mutants. Exit code 1 when less than 90 % are killed. tests/data/equivalent_mutants.yaml lists mutants that change no answer,
+each with the reason: they are not drawn.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import random
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
@@ -28,13 +29,24 @@ from signal import SIGKILL
 from time import monotonic
 from xml.etree import ElementTree
 
+import yaml
 from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "mutants"
 MUTATED = ("sim", "strategies")
+EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.yaml"
 WANTED = 0.9  # part of the mutants that tests must kill
-KEPT = "test_answers", "test_programs"  # a few seconds of tests that see most of what changes answers
+KEPT = "test_answers", "test_programs", "test_results"  # tests of a second or less that see most of what changes answers
+TESTED = (  # what the tests of other rooms notice besides is not counted: they take three times as long as these
+    "tests/sim",
+    "tests/strategies",
+    "tests/results",
+    "tests/test_answers.py",
+    "tests/test_programs.py",
+    "tests/test_refusals.py",
+    "tests/test_laws.py",
+)
 SECONDS = 90.0  # of tests that a mutant must pass to survive, by their usual time
 FORKS = get_context("forkserver")
 LIBRARIES = [
@@ -86,6 +98,17 @@ class Mutant:
 
     def __str__(self) -> str:
         return f"{self.path}:{self.line}: {self.before}  →  {self.after}"
+
+
+def equivalent() -> dict[tuple[str, str, str, str], str]:
+    """Why a mutant (its file, the text of its line, before, after) changes no answer."""
+    rows = yaml.safe_load(EQUIVALENT.read_text()) or []
+    return {(row["file"], row["line"], row["before"], row["after"]): row["why"] for row in rows}
+
+
+def key_of(mutant: Mutant, lines: Sequence[str]) -> tuple[str, str, str, str]:
+    """See `equivalent`. lines: of the mutant's file."""
+    return mutant.path, lines[mutant.line - 1].strip(), mutant.before, mutant.after
 
 
 def mutants_of(root: Path, path: str) -> Iterator[Mutant]:
@@ -206,7 +229,7 @@ def reach() -> Reach:
         print("the suite with coverage …", flush=True)
         folder = copy_of_checkout(OUT / "covered")
         cov = [f"--cov={name}" for name in MUTATED]
-        if pytest(folder, "-n", "2", *cov, "--cov-context=test", "--cov-report=", f"--junitxml={times}"):
+        if pytest(folder, "-n", "2", *cov, "--cov-context=test", "--cov-report=", f"--junitxml={times}", *TESTED):
             sys.exit(f"the suite fails without a mutant: see {OUT / 'covered.log'}")
         (folder / ".coverage").replace(covered)
     data = CoverageData(str(covered))
@@ -241,6 +264,16 @@ def survives(mutant: Mutant, tests: list[str], reached: Reach, folder: Path) -> 
         path.write_bytes(source)
 
 
+def everything() -> list[Mutant]:
+    """Every mutant of sim/ and strategies/ that may change an answer, by file and place."""
+    names = sorted(p.relative_to(ROOT).as_posix() for folder in MUTATED for p in (ROOT / folder).rglob("*.py"))
+    known, result = equivalent(), list[Mutant]()
+    for name in names:
+        lines = (ROOT / name).read_text().splitlines()
+        result += [each for each in mutants_of(ROOT, name) if key_of(each, lines) not in known]
+    return result
+
+
 def main() -> int:
     """Draw, run, say which survive."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -253,8 +286,7 @@ def main() -> int:
     OUT.mkdir(parents=True, exist_ok=True)
     FORKS.set_forkserver_preload(LIBRARIES)
     reached = reach()
-    names = sorted(p.relative_to(ROOT).as_posix() for folder in MUTATED for p in (ROOT / folder).rglob("*.py"))
-    everyone = [mutant for name in names if name.startswith(options.only) for mutant in mutants_of(ROOT, name)]
+    everyone = [mutant for mutant in everything() if mutant.path.startswith(options.only)]
     drawn = random.Random(options.seed).sample(everyone, min(options.count, len(everyone)))
     folders: Queue[Path] = Queue()
     for number in range(options.workers):

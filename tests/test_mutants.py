@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutants import Mutant, Reach, mutants_of
+from tests.mutants import ROOT, Mutant, Reach, equivalent, key_of, mutants_of
 
 SOURCE = '''
 LIMIT = 3
@@ -48,3 +48,11 @@ def test_a_mutant_meets_the_nearest_and_quickest_tests_that_there_is_time_for() 
     alone = Reach({mutant.path: {3: ["slow"]}}, {"slow": 500.0})
     assert alone.of(mutant) == ["slow"]
     assert reached.of(Mutant("sim/engine/network.py", 4, 0, 1, "1", "(2)")) == []
+
+
+def test_mutants_that_are_said_to_change_nothing_are_there_and_have_a_reason() -> None:
+    known = equivalent()
+    lines = {path: (ROOT / path).read_text().splitlines() for path, *_ in known}
+    there = {key_of(each, lines[path]) for path in lines for each in mutants_of(ROOT, path)}
+    assert not known.keys() - there
+    assert all(len(why.split()) >= 5 for why in known.values())

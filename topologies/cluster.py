@@ -49,13 +49,15 @@ class Cluster(Config):
     None: not said.
     """
 
-    name: str
-    node: Node
-    nodes: int = Field(default=1, ge=1)
-    fabric: Annotated[SerializeAsAny[Fabric], BeforeValidator(read_fabric)] = Field(default_factory=lambda: fabrics["single"]())
-    source: str = ""
+    name: str  # what answers call it
+    node: Node  # one node: GPUs, links inside, NICs
+    nodes: int = Field(default=1, ge=1)  # how many; or a list of groups that are not alike
+    fabric: Annotated[SerializeAsAny[Fabric], BeforeValidator(read_fabric)] = Field(
+        default_factory=lambda: fabrics["single"](), description="the network between nodes"
+    )
+    source: str = ""  # where the numbers come from
     storage: Annotated[SerializeAsAny[Storage] | None, BeforeValidator(_storage)] = Field(
-        default=None, exclude_if=lambda at: at is None
+        default=None, exclude_if=lambda at: at is None, description="the file system that all nodes share"
     )
     notes: tuple[str, ...] = ()  # what was ignored or assumed where a machine's own output was read
 
@@ -152,6 +154,8 @@ class UnequalCluster(Cluster):
 
     @model_validator(mode="after")
     def _consistent(self) -> UnequalCluster:
+        if self.fabric.aggregation:
+            raise ValueError(f"fabric.sharp={self.fabric.aggregation}: needs nodes that are alike")
         if self.gpus > MAX_GPUS:
             raise ValueError(f"nodes have {self.gpus:,} GPUs: more than {MAX_GPUS:,} are not simulated")
         for number, group in enumerate(self.every):

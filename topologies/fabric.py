@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -54,6 +54,18 @@ class Backbone(NamedTuple):
     routes: Callable[[End, End], Ids]
 
 
+class SwitchTree(NamedTuple):
+    """Switches above the NICs, numbered from 0, tier after tier.
+
+    above: the switches above each end, from the leaf to the top, shape (E, tiers). up, down: of each switch the link of the
+    backbone to the next tier and back; −1 at the top.
+    """
+
+    above: Callable[[End], Ids]
+    up: Ids
+    down: Ids
+
+
 class Fabric(Config):
     """Base of all fabrics."""
 
@@ -69,6 +81,15 @@ class Fabric(Config):
         """
         return None
 
+    @property
+    def aggregation(self) -> int:
+        """The generation of SHARP that jobs use on its switches; 0: they do not add."""
+        return 0
+
+    def switch_tree(self, node: Node, nodes: int) -> SwitchTree:
+        """The switches that add."""
+        raise NotImplementedError
+
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """Links and routes between `nodes` nodes. Raises ValueError when the fabric does not fit the nodes."""
         raise NotImplementedError
@@ -80,6 +101,23 @@ class Fabric(Config):
         if not all(node.nics for node, _ in nodes):
             raise ValueError(f"fabric.kind='{self.kind}': nodes that are not alike must all have NICs")
         return self.backbone(nodes[0][0], sum(count for _, count in nodes))
+
+
+class AggregatingFabric(Fabric):
+    """Switches that may add what passes them: InfiniBand with SHARP.
+
+    sharp: its generation, 2 (Quantum: one streaming tree at a time per switch) or 3 (Quantum-2 and later: one per port), where
+    jobs use it; 0 where they do not, which is NCCL's default (NCCL_COLLNET_ENABLE=1 and its plugin switch it on). All types that
+    gradients are added in are supported (16- and 32-bit floats, bf16), no fp8. Source: docs.nvidia.com/networking SHARP 3.13
+    general information, 3.10 collective library; HPC-X 2.26 NCCL-RDMA-SHARP plugins.
+    """
+
+    sharp: Literal[0, 2, 3] = 0  # generation of SHARP, sums in the switches; 0: none
+
+    @property
+    def aggregation(self) -> int:
+        """See `Fabric.aggregation`."""
+        return self.sharp
 
 
 fabrics: Registry[type[Fabric]] = Registry("fabric", package="topologies.fabrics")

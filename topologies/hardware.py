@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from topologies.documents.units import Bytes, BytesPerSecond, FlopsPerSecond, Seconds
 from topologies.reading import Config
 
-Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8"]
+Dtype = Literal["fp32", "tf32", "fp16", "bf16", "fp8", "fp4"]
 MAX_PER_NODE = 1024  # GPUs, and NICs, of a node: the largest NVLink domain that is announced has 576 (Rubin Ultra NVL576)
 EDGES = 2048  # of a node that is described edge by edge
 
@@ -24,16 +24,16 @@ AT = " at "  # in the name of a GPU that runs at a part of its clock: "h100-sxm 
 class Gpu(Config):
     """One accelerator, or one CPU process (sms = 0)."""
 
-    name: str
+    name: str  # as profiles and prices name it
     sms: int = Field(ge=0, le=10**6)  # streaming multiprocessors
     peak: dict[Dtype, FlopsPerSecond] = Field(min_length=1)  # dense, without sparsity; a dtype that is absent is not supported
-    memory: Bytes = Field(gt=0)
-    memory_bandwidth: BytesPerSecond = Field(gt=0)
+    memory: Bytes = Field(gt=0)  # that a process can use: what nvidia-smi shows, not the data sheet's
+    memory_bandwidth: BytesPerSecond = Field(gt=0)  # nominal
     power: float = Field(default=0.0, gt=0, le=1e6)  # watts, the board's limit; a lower one slows products that reach it
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # of one NVLink; for nodes described by their edges
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
-    source: str = ""
+    source: str = ""  # where the numbers come from
 
     @property
     def model(self) -> str:
@@ -60,11 +60,11 @@ class Latency(Config):
     cluster's description says differently is added to it or taken from it.
     """
 
-    nvlink: Seconds = 0.6e-6
-    pcie: Seconds = 1.0e-6
-    host: Seconds = 0.0
-    nic: Seconds = 2.7e-6
-    loopback: Seconds = 0.0
+    nvlink: Seconds = 0.6e-6  # over NVLink
+    pcie: Seconds = 1.0e-6  # over PCIe
+    host: Seconds = 0.0  # between sockets
+    nic: Seconds = 2.7e-6  # between nodes
+    loopback: Seconds = 0.0  # between processes of a machine without GPUs
 
 
 class Cpu(Config):
@@ -72,12 +72,12 @@ class Cpu(Config):
     and, with gpus_per_switch, the uplink of their PCIe switch.
     """
 
-    memory: Bytes = Field(gt=0)
+    memory: Bytes = Field(gt=0)  # of all sockets together
     memory_bandwidth: BytesPerSecond = Field(gt=0)  # of all sockets together, nominal
     efficiency: float = Field(default=0.4, gt=0, le=1)  # of it that an optimizer's pass over the states reaches; 0.4 is assumed
     disk: Bytes = Field(default=0.0, gt=0)  # what NVMe disks have room for
     disk_read: BytesPerSecond = Field(default=0.0, gt=0)  # of all disks together
-    disk_write: BytesPerSecond = Field(default=0.0, gt=0)
+    disk_write: BytesPerSecond = Field(default=0.0, gt=0)  # of all disks together
 
     @model_validator(mode="after")
     def _consistent(self) -> Cpu:
@@ -107,8 +107,8 @@ class NodeParts(Config):
     GPU g uses NIC g·nics // gpus. When a node has more NICs than GPUs, the NICs of one GPU count as one of their summed rate.
     """
 
-    gpu: Gpu
-    gpus: int = Field(ge=1, le=MAX_PER_NODE)
+    gpu: Gpu  # its accelerators: a name of the catalogue, or fields
+    gpus: int = Field(ge=1, le=MAX_PER_NODE)  # of one node
     wiring: str  # a name in the wiring registry: ls topologies/wirings
     nvlink: BytesPerSecond = Field(default=0.0, gt=0)  # per GPU, all its links together (or Infinity Fabric …)
     pcie: BytesPerSecond = Field(
@@ -121,9 +121,9 @@ class NodeParts(Config):
     host: BytesPerSecond = Field(default=0.0, gt=0)  # between two sockets
     loopback: BytesPerSecond = Field(default=0.0, gt=0)  # per process of a machine without GPUs
     edges: tuple[Edge, ...] = Field((), max_length=EDGES)  # wiring "graph"
-    nics: int = Field(default=0, ge=0, le=MAX_PER_NODE)
+    nics: int = Field(default=0, ge=0, le=MAX_PER_NODE)  # network interfaces of one node
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
-    latency: Latency = Latency()
+    latency: Latency = Latency()  # of the smallest message, by kind of way
     cpu: Cpu | None = None  # absent: nothing can be offloaded to the host
 
     @property

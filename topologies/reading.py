@@ -78,11 +78,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 
-def load_yaml(path: Path, suffix: str | None = None) -> dict[str, Any]:
-    """The mapping in a YAML, JSON or TOML file; suffix: in place of its ending. Raises UserError when it is missing, malformed or
-    not a mapping.
+def load_yaml(path: Path, suffix: str | None = None, constants: bool = False) -> dict[str, Any]:
+    """The mapping in a YAML, JSON or TOML file; suffix: in place of its ending; constants: as in `documents.parse_json`. Raises
+    UserError when it is missing, malformed or not a mapping.
     """
-    return _mapping(parse_document(load_text(path), path, suffix), path)
+    return _mapping(parse_document(load_text(path), path, suffix, constants), path)
 
 
 def load_text(path: Path, most: int = limits.BYTES) -> str:
@@ -151,10 +151,10 @@ def _mapping(data: Any, path: Path) -> dict[str, Any]:
     return data
 
 
-def parse_document(text: str, path: Path, suffix: str | None = None) -> Any:
-    """Whatever value a text has, as `parse_yaml`."""
+def parse_document(text: str, path: Path, suffix: str | None = None, constants: bool = False) -> Any:
+    """Whatever value a text has, as `parse_yaml`; constants: as in `documents.parse_json`."""
     try:
-        return documents.parse(text, path.suffix if suffix is None else suffix)
+        return documents.parse(text, path.suffix if suffix is None else suffix, constants)
     except MalformedError as error:
         raise UserError(f"{path}: {error}") from None
 

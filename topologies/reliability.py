@@ -22,7 +22,7 @@ class Part(Config):
     """Something that fails: a GPU, its memory, a NIC, a switch, a host, software."""
 
     mtbf: Times  # time to failure of one unit: '100 days' is exponential, or say 'weibull 100 days shape 0.7'
-    unit: Literal["node", "switch", "job"] = "node"
+    unit: Literal["node", "switch", "job"] = "node"  # of what mtbf is the mean time
     nodes: int = Field(default=1, ge=1, le=10_000)  # nodes that one unit takes with it: those behind a leaf switch
     replace: float = Field(default=1.0, ge=0, le=1)  # probability that nodes have to be replaced; else processes start again
     hang: float = Field(default=0.0, ge=0, le=1)  # probability that ranks hang until a timeout tells
@@ -49,15 +49,15 @@ class Reliability(Config):
     bad_factor: part of the nodes whose parts fail so many times as often.
     """
 
-    name: str = "failures"
-    parts: dict[str, Part] = Field(default_factory=dict, max_length=50)
-    rate_spread: float = Field(default=0.0, ge=0, le=3)
-    bad: float = Field(default=0.0, ge=0, le=1)
-    bad_factor: float = Field(default=1.0, ge=1, le=1000)
+    name: str = "failures"  # what answers call it
+    parts: dict[str, Part] = Field(default_factory=dict, max_length=50)  # what fails, each by a name of its own
+    rate_spread: float = Field(default=0.0, ge=0, le=3)  # sigma of ln(factor) between clusters of this kind
+    bad: float = Field(default=0.0, ge=0, le=1)  # part of the nodes that fail more often
+    bad_factor: float = Field(default=1.0, ge=1, le=1000)  # how many times as often
     node_gpus: int = Field(default=0, ge=1, le=1024)  # GPUs of the nodes that rates are of; larger nodes fail more; 0: whatever
     mtbf_factor: float = Field(default=1.0, gt=0, le=1e6)  # all of it is so many times as rare
     unknown: tuple[str, ...] = ()  # what is not published
-    source: str = ""
+    source: str = ""  # where the numbers come from
 
     def life(self, part: Part, gpus: int) -> Spread:
         """Time to failure of one unit of a part, with nodes of so many GPUs."""

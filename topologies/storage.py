@@ -17,15 +17,15 @@ from topologies.reading import Config
 class Storage(Config):
     """Storage that all nodes share. A bandwidth that is absent is no limit."""
 
-    name: str = "storage"
+    name: str = "storage"  # what answers call it
     write: BytesPerSecond = Field(default=0.0, gt=0)  # of all nodes together, or of each unit of so many nodes
-    read: BytesPerSecond = Field(default=0.0, gt=0)
+    read: BytesPerSecond = Field(default=0.0, gt=0)  # likewise, for loads
     unit: int = Field(default=0, ge=1, le=2**20)  # nodes of a scalable unit, of which there are as many as the job needs; 0: one
     node_write: BytesPerSecond = Field(default=0.0, gt=0)  # of one node
-    node_read: BytesPerSecond = Field(default=0.0, gt=0)
+    node_read: BytesPerSecond = Field(default=0.0, gt=0)  # likewise, for loads
     latency: Duration = Field(default=0.0)  # seconds of each save or load besides: metadata, a barrier, the rename at its end
     shares_nics: bool = False  # whether traffic to it crosses the NICs that training uses
-    source: str = ""
+    source: str = ""  # where the numbers come from
 
     def in_all(self, rate: float, nodes: int) -> float:
         """Bytes per second for so many nodes together; infinite without a limit."""

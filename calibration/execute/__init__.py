@@ -10,9 +10,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from calibration.devices import Kind
+from calibration.devices import device as compute_device
 from calibration.execute.limits import ready
-from calibration.launch.place import Device, Hear, crowded, find_device, need_torch
+from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
+from calibration.machine import another_gpu
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -69,7 +72,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
     return done
 
 
-def device_of(job: Job) -> Device:
+def device_of(job: Job) -> Kind:
     """The cluster's; this machine must have it."""
     gpu = job.cluster.node.gpu
     if gpu.sms == 0:
@@ -79,20 +82,29 @@ def device_of(job: Job) -> Device:
             f"{job.where}: cluster {job.cluster.name} has GPUs ({gpu.name}) and torch finds none on this machine; "
             "take --cluster cpu-gloo for its cores"
         )
+    if another := another_gpu(job.cluster):
+        raise UserError(f"{job.where}: {another}: nothing that is measured here could be compared with its prediction")
     return "cuda"
 
 
-def _room(jobs: Sequence[Job], device: Device) -> None:
+def _room(jobs: Sequence[Job], device: Kind) -> None:
     """Refuse what this machine's memory cannot hold: the larger of a rank's peak and one process's model states on each rank."""
     from strategies.predict import predict
 
-    if device == "cuda":
+    here = compute_device(device)
+    if here.ordered:  # each rank has a GPU, and computes what one process would while its own states are still there
+        for job in jobs:
+            needed, free = predict(job).worst.peak + _alone(job), here.free(1)
+            if needed > free:
+                raise UserError(
+                    f"{job.where}: a GPU needs {needed / 1e9:.1f} GB, also to compare with one process, and has {free / 1e9:.1f} "
+                    "GB left; scale the model down, such as --set model.layers=2"
+                )
         return
     available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     for job in jobs:
-        alone = (sum(job.plan.bytes_of_states.values()) + 2 * 4) * job.model.parameters
         ranks = min(job.cluster.node.gpus, job.cluster.gpus)
-        needed = ranks * max(predict(job).worst.peak, float(alone))
+        needed = ranks * max(predict(job).worst.peak, _alone(job))
         if needed > available:
             raise UserError(
                 f"{job.where}: {ranks} processes need {needed / 1e9:.1f} GB, also to compare with one process, and there "
@@ -100,7 +112,12 @@ def _room(jobs: Sequence[Job], device: Device) -> None:
             )
 
 
-def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Device) -> Execution:
+def _alone(job: Job) -> float:
+    """Bytes of one process's model states, and of its parameters before and after in fp32."""
+    return float((sum(job.plan.bytes_of_states.values()) + 2 * 4) * job.model.parameters)
+
+
+def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execution:
     first = ranks[0]
     memory: dict[int, float] = {}
     for rank in ranks:

@@ -18,6 +18,8 @@ PLAIN = {
     "latent": None,
     "experts": None,
     "window": None,
+    "mtp": 0,
+    "state_space": None,
     "token_types": 0,
     "chunk": None,
     "sinks": False,

@@ -16,7 +16,7 @@ from calibration.execute.buckets import local
 from calibration.execute.chunks import chunks
 from calibration.execute.data_parallel import executed
 from calibration.execute.model import loss
-from calibration.execute.setup import Setup
+from calibration.execute.setup import Setup, group_of
 
 
 class Runner:
@@ -49,7 +49,7 @@ class Runner:
         mine = None
         for ranks in setup.groups("pp"):
             pair = [ranks[owner[first]], ranks[owner[last]]]
-            group = dist.new_group(pair)
+            group = group_of(tuple(pair))
             mine = group if setup.place.rank in pair else mine
         return mine
 

@@ -5,8 +5,9 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -27,6 +28,21 @@ SEED = 20  # of initial parameters and tokens
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
+@cache
+def mesh_of(kind: str, degrees: tuple[tuple[str, int], ...]) -> DeviceMesh:
+    """All ranks by axis, outermost first. Jobs of one layout share its process groups: a communicator of NCCL holds memory, and
+    DTensor takes equal meshes for one and the same. They end with the process.
+    """
+    shape = tuple(degree for _, degree in degrees)
+    return DeviceMesh(kind, torch.arange(math.prod(shape)).reshape(shape), mesh_dim_names=tuple(axis for axis, _ in degrees))
+
+
+@cache
+def group_of(ranks: tuple[int, ...]) -> Any:
+    """A process group of these ranks, in the same way. All ranks make it."""
+    return dist.new_group(list(ranks))
+
+
 @dataclass(frozen=True, eq=False)
 class Setup:
     """A rank's part of a job. The device mesh has the rank grid's axes of more than one rank, outermost first."""
@@ -45,10 +61,8 @@ class Setup:
         degrees = {axis: degree for axis, degree in reversed(grid.sizes) if degree > 1}
         if place.world == 1:  # also of DataParallel, whose dp ranks are threads
             degrees = {"dp": 1}
-        names, ranks = tuple(degrees), torch.arange(place.world).reshape(tuple(degrees.values()))
         torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
-        device = torch.device("cuda", place.local_rank) if place.device == "cuda" else torch.device("cpu")
-        return cls(place, job, resolved, device, DeviceMesh(place.device, ranks, mesh_dim_names=names))
+        return cls(place, job, resolved, place.compute.torch_device, mesh_of(place.device, tuple(degrees.items())))
 
     @property
     def plan(self) -> Plan:
@@ -108,5 +122,4 @@ class Setup:
 
     def synchronise(self) -> None:
         """Wait for the device."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        self.place.compute.synchronise()

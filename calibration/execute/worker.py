@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from calibration.execute.compare import distance, mean_loss
 from calibration.execute.data_parallel import executed
-from calibration.execute.measured.counting import Counting, Moved
+from calibration.execute.measured.counting import Counting, Moved, copies_counted
 from calibration.execute.measured.memory import Memory
 from calibration.execute.measured.timing import measure
 from calibration.execute.runner import Runner
@@ -78,7 +78,7 @@ def _execution(place: Place, job: Job, seconds: float) -> dict[str, Any]:
     compared = distance(runner, means, CHECKED)
     if compared.wrong:
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
-    with Counting() as counting:
+    with Counting() as counting, copies_counted(counting):
         runner.step()
     times = asdict(measure(runner, seconds)) if seconds else None
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -14,6 +14,9 @@ from topologies.reading import UserError
 
 KINDS = ("local", "slurm", "k8s")
 PORT = 29500  # torchrun's default
+NETWORK = """\
+# several networks: export NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME, by which nodes reach each other (ip -br address)
+"""
 
 
 def launch_text(how: str, command: Sequence[str], nodes: int, ranks_per_node: int, gpus: bool = True) -> str:
@@ -45,10 +48,11 @@ def _slurm_text(command: Sequence[str], nodes: int, ranks: int, gpus: bool) -> s
 # in an environment that has shardyard and torch; files are written on the first node, in the folder of the submission
 #SBATCH --nodes={nodes}
 #SBATCH --ntasks-per-node=1
-#SBATCH --{"gpus-per-node" if gpus else "cpus-per-task"}={ranks}
+{f"#SBATCH --gpus-per-node={ranks}" if gpus else f"#SBATCH --cpus-per-task={ranks}"}
 #SBATCH --exclusive
 head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
-srun {_torchrun(command, meeting)}"""
+{NETWORK}# srun gives a task one core unless it is told otherwise
+srun --cpus-per-task={"$SLURM_CPUS_ON_NODE" if gpus else ranks} {_torchrun(command, meeting)}"""
 
 
 def _kubernetes_text(command: Sequence[str], nodes: int, ranks: int, gpus: bool) -> str:
@@ -78,6 +82,8 @@ spec:
         - name: shardyard
           image: IMAGE
           command: [bash, -c, {started}]
+          # InfiniBand or RoCE: the RDMA resource of your cluster's device plugin goes beside the GPUs, e.g. "rdma/hca": {ranks},
+          # and `capabilities: {{add: [IPC_LOCK]}}` into a securityContext
           resources: {{limits: {{{"nvidia.com/gpu" if gpus else "cpu"}: {ranks}}}}}
           volumeMounts: [{{name: shared-memory, mountPath: /dev/shm}}]
       volumes: [{{name: shared-memory, emptyDir: {{medium: Memory}}}}]"""

@@ -21,10 +21,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
+from calibration.devices import Kind
 from calibration.launch.place import (
     ALLOCATOR,
     PATIENCE,
-    Device,
     Hear,
     Place,
     RankError,
@@ -47,7 +47,7 @@ _ENDED = "ended because another rank had failed"
 
 
 def run_locally(
-    work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear, nodes: Sequence[str] = ()
+    work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Kind, hear: Hear, nodes: Sequence[str] = ()
 ) -> list[Any]:
     """See `calibration.launch.ranks.launch`."""
     with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
@@ -63,7 +63,7 @@ class LocalRanks:
         work: Callable[..., Any],
         ranks: int,
         arguments: Sequence[Any],
-        device: Device,
+        device: Kind,
         hear: Hear,
         nodes: Sequence[str] = (),
     ) -> None:
@@ -108,7 +108,7 @@ class LocalRanks:
         cores = available_cores()
         share = len(cores) // self.ranks if self.device == "cpu" else 0
         mine = cores[rank * share : (rank + 1) * share]
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[__name__.count(".")])  # where this package is imported from
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
         interface = DEVICE if self.nodes else os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         environment = (
@@ -215,7 +215,7 @@ def _is_stopped(process: int) -> bool:
     return False
 
 
-def _main(folder: Path, device: Device, cores: str) -> None:
+def _main(folder: Path, device: Kind, cores: str) -> None:
     """One local rank."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     rank = int(os.environ["RANK"])
@@ -250,4 +250,4 @@ def _end_with_parent(folder: Path) -> None:
 
 if __name__ == "__main__":
     with patience(float(sys.argv[4])):
-        _main(Path(sys.argv[1]), cast(Device, sys.argv[2]), sys.argv[3])
+        _main(Path(sys.argv[1]), cast(Kind, sys.argv[2]), sys.argv[3])

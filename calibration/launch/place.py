@@ -11,8 +11,10 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
+from calibration.devices import ComputeDevice, Kind, device
 from topologies.reading import UserError
 
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
@@ -21,7 +23,6 @@ CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENT = 600.0
 PATIENCE: ContextVar[float] = ContextVar("seconds that a rank waits for another", default=PATIENT)
 
-Device = Literal["cpu", "cuda"]
 Hear = Callable[[Any], None]
 
 
@@ -38,14 +39,15 @@ class Place:
     rank: int
     world: int
     local_rank: int
-    device: Device
+    device: Kind
     cores: tuple[int, ...]
     tell: Hear
 
-    @property
-    def backend(self) -> str:
-        """Of torch.distributed."""
-        return "nccl" if self.device == "cuda" else "gloo"
+    @cached_property
+    def compute(self) -> ComputeDevice:
+        """What the rank computes on. A launcher may show each of its processes one GPU, which is then the first that it sees."""
+        alone = self.device == "cuda" and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+        return device(self.device, 0 if alone else self.local_rank)
 
 
 def under_launcher() -> bool:
@@ -61,7 +63,7 @@ def is_root() -> bool:
 def need_torch() -> None:
     """UserError without a torch that can be imported and talk to other processes."""
     if importlib.util.find_spec("torch") is None:
-        raise UserError("torch is not installed, and this runs the real thing: `pip install torch`")
+        raise UserError("torch is not installed, and this runs the real thing: `pip install 'shardyard[torch]'`")
     try:
         import torch.distributed
     except (ImportError, OSError) as error:  # a library of another system, or of another CUDA
@@ -84,7 +86,7 @@ def uninterrupted() -> Iterator[None]:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: not set by Python
 
 
-def find_device() -> Device:
+def find_device() -> Kind:
     """cuda when torch finds a GPU."""
     need_torch()
     import torch
@@ -97,7 +99,7 @@ def available_cores() -> tuple[int, ...]:
     return tuple(sorted(os.sched_getaffinity(0)))
 
 
-def crowded(ranks: int, device: Device) -> str | None:
+def crowded(ranks: int, device: Kind) -> str | None:
     """What to say when there are more ranks than cores."""
     cores = len(available_cores())
     if device == "cuda" or ranks <= cores:
@@ -118,7 +120,7 @@ def patience(seconds: float) -> Iterator[None]:
         PATIENCE.reset(before)
 
 
-def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Device, hear: Hear) -> list[Any]:
+def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Kind, hear: Hear) -> list[Any]:
     import torch.distributed as dist
 
     place = _place_from_environment(device, hear)
@@ -142,7 +144,7 @@ def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], 
     return results if place.rank == 0 else []
 
 
-def _place_from_environment(device: Device, tell: Hear) -> Place:
+def _place_from_environment(device: Kind, tell: Hear) -> Place:
     numbers = {}
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT"):
         text = os.environ[name]
@@ -164,25 +166,22 @@ def prepare(place: Place) -> None:
     if place.cores:
         os.sched_setaffinity(0, place.cores)
         torch.set_num_threads(len(place.cores))
-    if place.device == "cuda":
-        if place.local_rank >= torch.cuda.device_count():
-            devices = torch.cuda.device_count()
-            raise UserError(f"rank {place.rank}: needs GPU {place.local_rank} of this machine, and torch finds {devices}")
-        torch.cuda.set_device(place.local_rank)
+    if place.device != "cpu" and place.compute.index >= place.compute.count():
+        found = place.compute.count()
+        raise UserError(f"rank {place.rank}: needs GPU {place.compute.index} of this machine, and torch finds {found}")
+    place.compute.select()
 
 
 def join(place: Place, meeting: str) -> None:
-    import torch
     import torch.distributed as dist
 
-    gpu = torch.device("cuda", place.local_rank) if place.device == "cuda" else None
     dist.init_process_group(
-        place.backend,
+        place.compute.backend,
         init_method=meeting,
         rank=place.rank,
         world_size=place.world,
         timeout=timedelta(seconds=PATIENCE.get()),
-        device_id=gpu,
+        device_id=place.compute.communicates,
     )
 
 

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from calibration.devices import Kind
 from calibration.launch.local import run_locally
-from calibration.launch.place import Device, Hear, need_torch, run_as_rank, under_launcher
+from calibration.launch.place import Hear, need_torch, run_as_rank, under_launcher
 
 
 def launch(
     work: Callable[..., Any],
     ranks: int,
     *arguments: Any,
-    device: Device = "cpu",
+    device: Kind = "cpu",
     hear: Hear | None = None,
     nodes: Sequence[str] = (),
 ) -> list[Any]:

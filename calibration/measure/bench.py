@@ -2,8 +2,7 @@
 
 Imports torch: import this module inside the function that needs it.
 
-On a GPU a repetition is timed by CUDA events on the stream, on a CPU by the clock; a computation of one thread by its CPU time,
-which is the same when nobody takes its core away, and still right when somebody does. Foreign use is what the machine's cores
+How a repetition is timed is the device's own (`calibration.devices`). Foreign use is what the machine's cores
 were busy with (/proc/stat) beyond the CPU time of the ranks themselves.
 """
 
@@ -29,6 +28,9 @@ Action = Callable[[], Any]
 LEAST, MOST = 5, 400  # repetitions
 TICK = 2e-4  # seconds that a timed stretch lasts at least: shorter actions are timed several at a time
 WINDOW = 0.4  # seconds
+STRETCHES = 5  # of launches
+ROOM, CACHES = 9.6e7, 3.0  # bytes that operands are taken from in turn: at least, and as a multiple of the cache
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 TRIM = 0.1  # share of repetitions left out at either end of a mean
 
 
@@ -50,6 +52,7 @@ class Probe:
     case: Mapping[str, str | float]
     run: Callable[[Bench], Reading]
     context: Literal["alone", "step"] = "alone"
+    takes: float = 0.0  # bytes of device memory, besides ROOM
 
 
 @dataclass
@@ -71,7 +74,18 @@ class Bench:
     @property
     def device(self) -> torch.device:
         """Where tensors live."""
-        return torch.device("cuda", self.place.local_rank) if self.place.device == "cuda" else torch.device("cpu")
+        where: torch.device = self.place.compute.torch_device
+        return where
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the device trains in."""
+        return DTYPES[self.place.compute.precisions()[0]]
+
+    @property
+    def room(self) -> float:
+        """Bytes that operands in turn must overflow, so that none is still in a cache when it comes again."""
+        return max(ROOM, CACHES * self.place.compute.cache())
 
     def gather(self, values: Sequence[float]) -> Array:
         """Every rank's values: shape (world, n)."""
@@ -87,9 +101,8 @@ class Bench:
         self.gather([0.0])
 
     def finish(self) -> None:
-        """Wait for the GPU."""
-        if self.place.device == "cuda":
-            torch.cuda.synchronize()
+        """Wait for the device."""
+        self.place.compute.synchronise()
 
     def repetitions(self, action: Action, extra: float = 0.0, least: int = LEAST) -> tuple[int, float]:
         """How often `action` fits the budget, the same on every rank, and about how long it takes; warms it up."""
@@ -105,7 +118,7 @@ class Bench:
     @property
     def clock(self) -> Callable[[], float]:
         """Of computations that wait for nobody."""
-        return time.process_time if self.place.device == "cpu" and torch.get_num_threads() == 1 else time.perf_counter
+        return self.place.compute.clock()
 
     def times(
         self,
@@ -116,31 +129,21 @@ class Bench:
         clock: Callable[[], float] = time.perf_counter,
     ) -> Array:
         """Seconds of each of `count` stretches of `batch` actions, per action; `before` is run, not timed, ahead of each."""
-        if self.place.device == "cuda":
-            return self._on_gpu(action, count, before, batch)
-        seconds = np.empty(count)
-        for number in range(count):
-            if before is not None:
-                before()
-            start = clock()
-            for _ in range(batch):
-                action()
-            seconds[number] = clock() - start
-        return seconds / batch
+        return self.place.compute.times(action, count, before, batch, clock)
 
-    def _on_gpu(self, action: Action, count: int, before: Action | None, batch: int) -> Array:
-        marks = []
-        for _ in range(count):
-            if before is not None:
-                before()
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-            start.record()
-            for _ in range(batch):
-                action()
-            end.record()
-            marks.append((start, end))
-        torch.cuda.synchronize()
-        return np.array([1e-3 * start.elapsed_time(end) for start, end in marks]) / batch
+    def launching(self, action: Action, launches: int) -> Reading:
+        """Seconds of this rank's host for each of the `launches` that one action makes, which nobody waits for meanwhile: the
+        median of several stretches.
+        """
+        result = []
+        for _ in range(STRETCHES):
+            self.finish()
+            start = self.clock()
+            action()
+            result.append((self.clock() - start) / launches)
+            self.finish()
+        middle = sorted(result)[STRETCHES // 2]
+        return Reading(middle, middle, (max(result) - min(result)) / middle, STRETCHES)
 
     def kernel(self, action: Action) -> Reading:
         """Seconds of a computation, while every rank runs the same: the mean over ranks of the median over repetitions."""
@@ -166,7 +169,7 @@ def trimmed(values: Array) -> float:
     return float(ordered[cut : len(ordered) - cut].mean())
 
 
-def cold(make: Callable[[], Any], size: float, room: float = 96e6) -> Iterator[Any]:
+def cold(make: Callable[[], Any], size: float, room: float) -> Iterator[Any]:
     """Copies of operands in turn, so many that none is still in a cache when it comes again."""
     copies = [make() for _ in range(int(np.clip(room / max(size, 1.0), 1, 16)))]
     while True:

@@ -23,7 +23,6 @@ from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading, spre
 from calibration.measure.grid import OFTEN, OPERATIONS, SMALL, Grid
 from topologies.reading import UserError
 
-SIDE = {"cpu": 768, "cuda": 4096}  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")  # some ranks are done before the others have their data
 
 
@@ -43,7 +42,8 @@ class Group:
 
 
 def layouts(hosts: Sequence[float]) -> list[list[tuple[int, ...]]]:
-    """Sibling groups to measure: of 2, 4, 8 … ranks inside each node, one rank of every node, and all ranks.
+    """Sibling groups to measure: of 2, 4, 8 … ranks inside each node, pairs of neighbouring nodes, one rank of every node, and
+    all ranks.
 
     hosts: the machine of every rank. Machines with unlike numbers of ranks have only the group of all.
     """
@@ -58,6 +58,10 @@ def layouts(hosts: Sequence[float]) -> list[list[tuple[int, ...]]]:
             size *= 2
         if local > 1 and local & (local - 1):
             result.append(list(nodes))
+        if len(nodes) > 2 and len(nodes) % 2 == 0:  # sends between nodes are of pairs
+            result.append(
+                [pair for first, second in zip(nodes[::2], nodes[1::2], strict=True) for pair in zip(first, second, strict=True)]
+            )
         if len(nodes) > 1 and local > 1:
             result.append(list(zip(*nodes, strict=True)))
     everyone = [tuple(range(world))]
@@ -65,18 +69,18 @@ def layouts(hosts: Sequence[float]) -> list[list[tuple[int, ...]]]:
 
 
 def groups(bench: Bench) -> list[Group]:
-    """Process groups of every layout; all ranks make all of them."""
+    """This rank's process group of every layout. Each rank makes its own: on 1,024 ranks there are some 900 in all."""
     result = []
     for siblings in layouts(bench.host.tolist()):
-        for ranks in siblings:
-            handle = dist.new_group(list(ranks))
-            if bench.place.rank in ranks:
-                nodes = len({bench.host[rank] for rank in ranks})
-                result.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
+        ranks = next((ranks for ranks in siblings if bench.place.rank in ranks), None)
+        if ranks is not None:
+            handle = dist.new_group(list(ranks), use_local_synchronization=True)
+            nodes = len({bench.host[rank] for rank in ranks})
+            result.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
     return result
 
 
-def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list[Probe]:
+def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
     """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
     result = []
     contexts: tuple[Literal["alone", "step"], ...] = ("alone", "step")
@@ -99,14 +103,14 @@ def probes(grid: Grid, among: Iterable[Group], device: str, room: float) -> list
                         Probe(
                             "collective",
                             case,
-                            _timed(operation, whole, group, often if context == "step" else 0, device),
+                            _timed(operation, whole, group, often if context == "step" else 0, grid.side),
                             context,
                         )
                     )
     return result
 
 
-def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -> Callable[[Bench], Reading]:
+def _timed(operation: str, size: int, group: Group, in_step: int, side: int) -> Callable[[Bench], Reading]:
     """in_step: least repetitions between pieces of compute; 0: back to back."""
 
     def run(bench: Bench) -> Reading:
@@ -117,7 +121,7 @@ def _timed(operation: str, size: int, group: Group, in_step: int, device: str) -
             raise UserError(f"{operation} of {size} bytes among {group.size} ranks: the result is wrong: nothing is priced by it")
         for tensor in result():
             tensor.zero_()
-        between = _compute(bench, device) if in_step else None
+        between = _compute(bench, side) if in_step else None
         extra = bench.repetitions(between)[1] if between else 0.0
         count, _ = bench.repetitions(action, extra, in_step or LEAST)
         bench.barrier()
@@ -141,10 +145,8 @@ def _reading(table: np.ndarray[Any, Any], operation: str, in_step: bool, bench: 
     return best
 
 
-def _compute(bench: Bench, device: str) -> Action:
-    side = SIDE[device]
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    left, right = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
+def _compute(bench: Bench, side: int) -> Action:
+    left, right = (torch.randn(side, side, device=bench.device).to(bench.dtype) for _ in range(2))
     return lambda: left @ right
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
-from calibration.launch.place import Device
+from calibration.devices import Kind
 
 OPERATIONS = (
     "all_reduce",
@@ -43,6 +44,9 @@ class Grid:
     attention: tuple[Shape, ...]  # batch, heads, sequence, head size
     elements: tuple[int, ...]  # of memory-bound operations
     parameters: int  # of the optimizer's update
+    side: int  # of the square product between two collectives: some 10 ms of a core, 0.2 ms of a GPU
+    overlapped: int  # bytes of the all-reduce that compute runs beside
+    pressed: float  # seconds of products without a pause, after which the clock is the one of training
 
     @property
     def sizes(self) -> list[int]:
@@ -52,13 +56,17 @@ class Grid:
             result.append(result[-1] * (max(SPARSE, self.factor) if result[-1] < SMALL else self.factor))
         return result if result[-1] >= self.largest else [*result, self.largest]  # beyond it prices would be extrapolated
 
+    def within(self, precisions: Sequence[str]) -> Grid:
+        """Of precisions that the device has; where it has none of them, the one that it trains in."""
+        return replace(self, dtypes=tuple(each for each in self.dtypes if each in precisions) or tuple(precisions[:1]))
+
 
 def _products(tokens: tuple[int, ...], widths: tuple[int, ...]) -> tuple[Shape, ...]:
     """Layers of a transformer: square, out to four times the width, and back."""
     return tuple((m, n, k) for m in tokens for w in widths for n, k in ((w, w), (4 * w, w), (w, 4 * w)))
 
 
-def grid(device: Device, quick: bool) -> Grid:
+def grid(device: Kind, quick: bool) -> Grid:
     """Seconds when `quick`, else minutes."""
     if device == "cpu":
         if quick:
@@ -76,6 +84,9 @@ def grid(device: Device, quick: bool) -> Grid:
                 ((4, 8, 64, 64), (2, 4, 128, 64), (1, 8, 256, 64), (2, 8, 256, 64), (1, 4, 512, 32)),
                 (2**14, 2**16, 2**19, 2**21),
                 2**20,
+                768,
+                2**23,
+                2.0,
             )
         return Grid(
             2,
@@ -125,6 +136,9 @@ def grid(device: Device, quick: bool) -> Grid:
             ),
             (2**12, 2**15, 2**17, 2**18, 2**19, 2**20, 2**21, 2**22, 2**23, 2**24),
             2**24,
+            768,
+            2**23,
+            20.0,
         )
     if quick:
         return Grid(
@@ -141,6 +155,9 @@ def grid(device: Device, quick: bool) -> Grid:
             ((1, 16, 1024, 128), (2, 32, 2048, 128), (1, 32, 4096, 64)),
             (2**20, 2**24, 2**26),
             2**26,
+            4096,
+            2**28,
+            10.0,
         )
     return Grid(
         2,
@@ -166,4 +183,7 @@ def grid(device: Device, quick: bool) -> Grid:
         ),
         (2**14, 2**17, 2**20, 2**22, 2**24, 2**26, 2**28),
         2**29,
+        4096,
+        2**28,
+        120.0,
     )

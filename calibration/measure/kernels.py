@@ -9,16 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibration.measure.bench import Bench, Probe, Reading, cold
+from calibration.measure.bench import DTYPES, Bench, Probe, Reading, cold
+from calibration.measure.calls import CALLED
 from calibration.measure.grid import Grid, Shape
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 COPIED = 2**26  # bytes of a copy
 LAUNCHES = 1000  # of the smallest operation, one after the other
 
@@ -34,12 +35,15 @@ def probes(grid: Grid) -> list[Probe]:
     result += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
     result += [_optimizer(name, variant, grid.parameters) for name in ("adam", "sgd") for variant in VARIANTS]
     result += [Probe("launch", {"kind": kind}, run) for kind, run in (("operator", _launch), ("autograd", _autograd))]
+    result += [Probe("launch", {"kind": kind}, run) for kind, run in CALLED.items()]
     return result + [Probe("copy", {"from": a, "to": b, "bytes": float(COPIED)}, _copy(a, b)) for a, b in WAYS]
 
 
-def on_device(cases: list[Probe], device: str) -> list[Probe]:
-    """Without what needs a GPU, where there is none."""
-    return [probe for probe in cases if device == "cuda" or "device" not in (probe.case.get("from"), probe.case.get("to"))]
+def on_device(cases: list[Probe], bench: Bench) -> list[Probe]:
+    """Without copies to and from a device whose memory is the host's."""
+    return [
+        probe for probe in cases if bench.place.compute.ordered or "device" not in (probe.case.get("from"), probe.case.get("to"))
+    ]
 
 
 @contextmanager
@@ -61,12 +65,13 @@ def _product(shape: Shape, layout: str, dtype: str) -> Probe:
     """A linear layer's product in one of its layouts; the case's m, n, k are the product's own."""
     m, n, k = shape
     own = {"forward": (m, n, k), "input": (m, k, n), "weight": (n, k, m)}[layout]
+    size = _width(dtype) * (m * k + n * k + m * n)
 
     def run(bench: Bench) -> Reading:
         def make() -> tuple[Tensor, Tensor, Tensor]:
             return tuple(torch.randn(*size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (n, k), (m, n)))  # type: ignore[return-value]
 
-        turns = cold(make, _width(dtype) * (m * k + n * k + m * n))
+        turns = cold(make, size, bench.room)
         actions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
             "forward": lambda x, w, g: functional.linear(x, w),
             "input": lambda x, w, g: g @ w,
@@ -76,21 +81,23 @@ def _product(shape: Shape, layout: str, dtype: str) -> Probe:
         with precision(dtype):
             return bench.kernel(lambda: action(*next(turns)))
 
-    return Probe("gemm", {"layout": layout, "dtype": dtype, "batch": 1, "m": own[0], "n": own[1], "k": own[2]}, run)
+    case: dict[str, str | float] = {"layout": layout, "dtype": dtype, "batch": 1, "m": own[0], "n": own[1], "k": own[2]}
+    return Probe("gemm", case, run, takes=4.0 * size)
 
 
 def _batched(shape: Shape, dtype: str) -> Probe:
     batch, m, n, k = shape
+    size = _width(dtype) * batch * (m * k + k * n)
 
     def run(bench: Bench) -> Reading:
         def make() -> tuple[Tensor, Tensor]:
             return tuple(torch.randn(batch, *size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (k, n)))  # type: ignore[return-value]
 
-        turns = cold(make, _width(dtype) * batch * (m * k + k * n))
+        turns = cold(make, size, bench.room)
         with precision(dtype):
             return bench.kernel(lambda: torch.bmm(*next(turns)))
 
-    return Probe("gemm", {"layout": "batched", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": k}, run)
+    return Probe("gemm", {"layout": "batched", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": k}, run, takes=4.0 * size)
 
 
 def _attention(shape: Shape, dtype: str, way: str) -> Probe:
@@ -114,9 +121,16 @@ def _attention(shape: Shape, dtype: str, way: str) -> Probe:
 
         return bench.kernel(both)
 
-    return Probe(
-        "attention", {"way": way, "dtype": dtype, "batch": batch, "heads": heads, "sequence": length, "head_dim": dim}, run
-    )
+    case: dict[str, str | float] = {
+        "way": way,
+        "dtype": dtype,
+        "batch": batch,
+        "heads": heads,
+        "sequence": length,
+        "head_dim": dim,
+    }
+    scores = 8 * batch * heads * length**2 if way == "materialised" else 0  # and probabilities, masked ones, and their gradients
+    return Probe("attention", case, run, takes=float(_width(dtype) * (scores + 12 * batch * heads * length * dim)))
 
 
 Pass = Callable[[Tensor], Callable[[], Any]]
@@ -181,10 +195,11 @@ def _memory(kind: str, count: int, dtype: str) -> Probe:
         def make() -> Callable[[], Any]:
             return prepared(torch.randn(max(1, count // ROW), ROW, device=bench.device).to(DTYPES[dtype]))
 
-        turns = cold(make, count * _width(dtype) * tensors)
+        turns = cold(make, count * _width(dtype) * tensors, bench.room)
         return bench.kernel(lambda: next(turns)())
 
-    return Probe("memory", {"kind": kind, "dtype": dtype, "bytes": tensors * count * _width(dtype)}, run)
+    case: dict[str, str | float] = {"kind": kind, "dtype": dtype, "bytes": tensors * count * _width(dtype)}
+    return Probe("memory", case, run, takes=8.0 * count * (tensors + 1))
 
 
 VARIANTS = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
@@ -204,39 +219,37 @@ def _optimizer(name: str, variant: str, parameters: int) -> Probe:
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
         return bench.kernel(kind(tensors, lr=1e-4, **VARIANTS[variant]).step)
 
-    return Probe("optimizer", {"kind": name, "variant": variant, "bytes": float(traffic)}, run)
+    case: dict[str, str | float] = {"kind": name, "variant": variant, "bytes": float(traffic)}
+    return Probe("optimizer", case, run, takes=4.0 * parameters * (3 + STATES[name]))
 
 
 def _launch(bench: Bench) -> Reading:
     """Seconds of the host for one operator on next to no data: what a CPU adds to every operator, and a GPU's queue hides."""
     x = torch.zeros(1, device=bench.device)
-    result = []
-    for _ in range(5):
-        bench.finish()
-        start = bench.clock()
+
+    def launch() -> None:
         for _ in range(LAUNCHES):
             x.add_(1.0)
-        result.append((bench.clock() - start) / LAUNCHES)
-        bench.finish()
-    middle = sorted(result)[2]
-    return Reading(float(bench.gather([middle]).mean()), middle, (max(result) - min(result)) / middle, len(result))
+
+    return _of_all(bench, bench.launching(launch, LAUNCHES))
 
 
 def _autograd(bench: Bench) -> Reading:
     """Host seconds per operator, forward and backward through autograd."""
     x = torch.zeros(1, device=bench.device, requires_grad=True)
-    result = []
-    for _ in range(5):
-        bench.finish()
-        start = bench.clock()
+
+    def launch() -> None:
         y = x
         for _ in range(LAUNCHES):
             y = y * 1.0
         y.backward()  # type: ignore[no-untyped-call]
-        result.append((bench.clock() - start) / (2 * LAUNCHES))
-        bench.finish()
-    middle = sorted(result)[2]
-    return Reading(float(bench.gather([middle]).mean()), middle, (max(result) - min(result)) / middle, len(result))
+
+    return _of_all(bench, bench.launching(launch, 2 * LAUNCHES))
+
+
+def _of_all(bench: Bench, mine: Reading) -> Reading:
+    """The mean over ranks of what each of them read."""
+    return replace(mine, value=float(bench.gather([mine.value]).mean()))
 
 
 WAYS = (("host", "host"), ("pageable", "device"), ("pinned", "device"), ("device", "pinned"), ("device", "device"))

@@ -15,15 +15,14 @@ from calibration.measure.bench import Bench, Probe, Reading
 from calibration.measure.layer_check import BATCH, COUNTS, SEQUENCE, VOCABULARY, WIDTHS, model
 
 
-def probes(device: str) -> list[Probe]:
+def probes() -> list[Probe]:
     """Models of few layers, in the precision that they are priced in."""
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    return [Probe("layer", {"hidden": width, "layers": count}, _run(width, count, dtype)) for width in WIDTHS for count in COUNTS]
+    return [Probe("layer", {"hidden": width, "layers": count}, _run(width, count)) for width in WIDTHS for count in COUNTS]
 
 
-def _run(width: int, layers: int, dtype: torch.dtype) -> Callable[[Bench], Reading]:
+def _run(width: int, layers: int) -> Callable[[Bench], Reading]:
     def run(bench: Bench) -> Reading:
-        net = Transformer(model(width, layers), SEQUENCE).to(bench.device, dtype)
+        net = Transformer(model(width, layers), SEQUENCE).to(bench.device, bench.dtype)
         tokens = torch.randint(VOCABULARY, (BATCH, SEQUENCE), device=bench.device)
 
         def step() -> None:

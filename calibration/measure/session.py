@@ -11,17 +11,17 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from calibration.launch.place import Place
-from calibration.measure import collectives, kernels, layer, side_effects
+from calibration.measure import collectives, kernels, layer, side_effects, sustained
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
 from calibration.measure.interference import LIMIT
 from calibration.samples import Key, Sample
 
 ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take
+FULL = 0.8  # of free memory that a case may take: larger ones are left out
 POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
@@ -29,13 +29,14 @@ def measure(place: Place, quick: bool, parts: Sequence[str], done: Sequence[tupl
     """Measure; the machines' names are returned. done: visits to skip, rank 0's count. largest: bytes of a collective, 0: as
     the memory allows. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
     """
-    asked = grid(place.device, quick)
+    asked = grid(place.device, quick).within(place.compute.precisions())
     bench = Bench(place, asked.budget)
     shared: list[Any] = [set(done)]
     dist.broadcast_object_list(shared)
     session = _Session(bench, asked, shared[0])
     session.footprints(parts)
     probes = [probe for probe in _probes(bench, asked, largest) if probe.part in parts]
+    session.pressed(parts)
     session.tell({"cases": asked.rounds * len(probes), "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist()))})
     for number in range(asked.rounds):
         session.settle()
@@ -45,23 +46,15 @@ def measure(place: Place, quick: bool, parts: Sequence[str], done: Sequence[tupl
 
 
 def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
-    device, world = bench.place.device, bench.place.world
-    free = float(torch.cuda.mem_get_info()[0]) if device == "cuda" else _available() / max(1, world)
+    free = bench.place.compute.free(bench.place.world)
     room = float(bench.gather([ROOM * 4 * min(free, 2**36)]).min())
-    probes = kernels.on_device(kernels.probes(asked), device)
-    if world > 1:
+    probes = kernels.on_device(kernels.probes(asked), bench)
+    if bench.place.world > 1:
         within = min(room, 4 * largest) if largest else room
-        probes += collectives.probes(asked, collectives.groups(bench), device, within)
-    return probes + side_effects.probes(asked, device, world) + layer.probes(device)
-
-
-def _available() -> float:
-    """Bytes of memory that this machine has left; 4 GiB where it does not say."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as file:
-            return next(1024.0 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
-    except (OSError, StopIteration):
-        return 2.0**32
+        probes += collectives.probes(asked, collectives.groups(bench), within)
+    probes += side_effects.probes(asked, bench) + layer.probes()
+    least = float(bench.gather([free]).min()) * FULL
+    return [probe for probe in probes if probe.takes + bench.room <= least]
 
 
 class _Session:
@@ -80,6 +73,12 @@ class _Session:
             return
         for kind, value in side_effects.footprints(self.bench):
             self._keep(Sample(part="footprint", case={"kind": kind}, value=value))
+
+    def pressed(self, parts: Sequence[str]) -> None:
+        """Warm the device up as training does, and tell what is left of its clock."""
+        if "sustained" in parts and not any(key[0] == "sustained" for _, key in self.done):
+            for sample in sustained.pressed(self.bench, self.asked):
+                self._keep(sample)
 
     def settle(self) -> None:
         """Wait for a quiet machine, as long as patience lasts; it is shared by the whole round."""

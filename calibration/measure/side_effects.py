@@ -5,7 +5,6 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
-import resource
 from collections.abc import Callable
 from typing import Any
 
@@ -15,35 +14,33 @@ import torch.distributed as dist
 from torch import nn
 
 from calibration.measure.bench import Bench, Probe, Reading
-from calibration.measure.collectives import SIDE
 from calibration.measure.grid import Grid
 
-OVERLAPPED = {"cpu": 2**23, "cuda": 2**28}  # bytes of the all-reduce that compute runs beside
 LAYERS = 8  # of the tiny module that wrappers are measured on
 WIDTHS = (32, 1024)  # of its layers: what a wrapper costs at all, and what it costs per byte
 WRAPPERS = ("ddp", "fsdp2", "dtensor")
 
 
-def probes(grid: Grid, device: str, world: int) -> list[Probe]:
+def probes(grid: Grid, bench: Bench) -> list[Probe]:
     """Overlap where there is somebody to talk to, wrappers and footprints."""
-    result = [Probe("overlap", {"kind": kind}, _overlap(kind)) for kind in ("compute", "collective") if world > 1]
+    alone = bench.place.world == 1
+    result = [Probe("overlap", {"kind": kind}, _overlap(kind, grid)) for kind in ("compute", "collective") if not alone]
     result += [
         Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS
     ]
-    return result + [Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if device == "cuda"]
+    return result + [
+        Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if bench.place.compute.ordered
+    ]
 
 
-def _overlap(kind: str) -> Callable[[Bench], Reading]:
+def _overlap(kind: str, grid: Grid) -> Callable[[Bench], Reading]:
     """compute: by how much compute is slower while a collective runs, so that what is left of the overlap is right: with C alone,
     K a collective after compute, and B both at once, C + K − B of C's work is done during K. collective: B's over K.
     """
 
     def run(bench: Bench) -> Reading:
-        device = bench.place.device
-        side, size = SIDE[device], OVERLAPPED[device]
-        dtype = torch.bfloat16 if device == "cuda" else torch.float32
-        left, right = (torch.randn(side, side, device=bench.device).to(dtype) for _ in range(2))
-        buffer = torch.zeros(size // 4, device=bench.device)
+        left, right = (torch.randn(grid.side, grid.side, device=bench.device).to(bench.dtype) for _ in range(2))
+        buffer = torch.zeros(grid.overlapped // 4, device=bench.device)
 
         def collective() -> None:
             dist.all_reduce(buffer)
@@ -124,8 +121,7 @@ _ALONE: list[Any] = []  # the group of this rank alone: made once
 
 def _alone(bench: Bench) -> Any:
     if not _ALONE:
-        groups = [dist.new_group([rank]) for rank in range(bench.place.world)]
-        _ALONE.append(groups[bench.place.rank])
+        _ALONE.append(dist.new_group([bench.place.rank], use_local_synchronization=True))
     return _ALONE[0]
 
 
@@ -170,30 +166,21 @@ def _reserve(bench: Bench) -> Reading:
     return Reading(max(0.0, torch.cuda.max_memory_reserved() / torch.cuda.max_memory_allocated() - 1))
 
 
-def resident() -> float:
-    """Bytes of this process's memory on its device's side: on a CPU what is resident, on a GPU what the device has lost."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        free, total = torch.cuda.mem_get_info()
-        return float(total - free - torch.cuda.memory_reserved())
-    return 1024.0 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
 def footprints(bench: Bench) -> list[tuple[str, float]]:
     """Bytes of the process before tensors ("context") and what a communicator adds with its first collectives.
 
     Called before anything else is measured. One communicator of NCCL exists by then: its share is taken off the context.
     """
     torch.ones(1, device=bench.device)
-    before = resident()
+    before = bench.place.compute.held()
     group = dist.new_group(list(range(bench.place.world)))
     held = torch.zeros(2**20 // 4, device=bench.device)
-    own = held.nbytes if bench.place.device == "cpu" else 0
+    here = bench.place.compute
+    own = 0 if here.ordered else held.nbytes
     for _ in range(3):
         dist.all_reduce(held, group=group)
     bench.finish()
-    added = max(0.0, resident() - before - own)
-    context = (
-        max(0.0, before - added) if bench.place.device == "cuda" else before
-    )  # NCCL's, made with `device_id`, is there by then
+    added = max(0.0, bench.place.compute.held() - before - own)
+    context = max(0.0, before - added) if here.communicates is not None else before  # a communicator is there by then
     worst = bench.gather([context, added]).max(axis=0)
     return [("context", float(worst[0])), ("communicator", float(worst[1]))]

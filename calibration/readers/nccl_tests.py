@@ -1,4 +1,4 @@
-"""Reads what nccl-tests prints and writes: its text log, and its JSON (`-J`, version 3).
+"""Reads what nccl-tests prints and writes: its text log, also that of rccl-tests, and its JSON (`-J`, version 3).
 
 Text (github.com/NVIDIA/nccl-tests src/util.cu): lines that begin with # describe the run; a row is size, count, type, redop and
 root, then, out of place and in place, time (µs), algbw, busbw (GB/s) and #wrong. Out of place may be blank, #wrong may be N/A;
@@ -91,6 +91,8 @@ def _text(path: Path) -> _Read:
             gpus += [match[3].strip()] if match[3] else []
         elif match := _NAME.match(line):
             name = _operation(match[1])
+        elif line.startswith("rccl-tests:"):  # its version, in AMD's fork
+            continue
         elif line.lstrip().startswith("#"):
             width = 8 if "i_min" in line else width
         elif half := _row(line, width):

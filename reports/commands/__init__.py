@@ -70,6 +70,10 @@ class Commands(click.Group):
                 return super().main(*args, **kwargs)
             except UserError as error:
                 echo(f"error: {error}", err=True)
+            except ModuleNotFoundError as error:
+                if error.name not in ("torch", "scipy"):
+                    raise
+                echo(f"error: {error.name} is not installed, and this needs it: `pip install 'shardyard[torch]'`", err=True)
             except OSError as error:  # a full disk, a closed pipe
                 echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
             sys.exit(2)

@@ -25,7 +25,7 @@ from reports.terminal import echo
 @figure_option("--by-ranks", "Instead draw its time against the number of ranks, up to all of the cluster.")
 @AS_JSON
 def command(operation: str, plot: str | None, by_ranks: str | None, as_json: bool, **asked: Any) -> None:
-    """Time, algbw and busbw of a collective by algorithm, protocol and size; the cheapest is what a job uses."""
+    """Time, algbw and busbw of a collective by algorithm, protocol and size, and what a job uses."""
     from calibration.bench import bench
 
     if by_ranks:
@@ -56,8 +56,12 @@ def _growth(operation: str, file: str, as_json: bool, ranks: int | None, measure
     if ranks or measured:
         raise UserError("--by-ranks: takes neither --ranks nor --measured")
     from reports.figures.growth import Growth, growth
+    from reports.tables.busbw import size_of
+    from topologies.documents.units import show
 
-    title, lines = by_ranks(operation, **asked)
+    title, sizes = by_ranks(operation, **asked)
     if as_json:
-        echo(json.dumps({name: dict(points) for name, points in lines.items()}, indent=2))
-    echo(f"wrote {growth(Growth(title, lines), Path(file))}", err=as_json)
+        every = {f"{name}, {show(size, 'B')}": dict(points) for size, lines in sizes.items() for name, points in lines.items()}
+        echo(json.dumps(every, indent=2))
+    shown = Growth(title, {size_of(size): lines for size, lines in sizes.items()})
+    echo(f"wrote {growth(shown, Path(file))}", err=as_json)

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from reports.figures import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, WHITE, canvas, figure
+from reports.formatting import digits
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -22,7 +24,9 @@ class Curve(NamedTuple):
 @figure("curve")
 def curve(data: Curve) -> Figure:
     """tokens/s/GPU (over days: delivered) over a field of numbers, one line per plan; what does not fit is hollow."""
-    drawn, ax = canvas(7.2, 4.0)
+    from matplotlib.ticker import FuncFormatter
+
+    drawn, ax = canvas(8.4, 4.4)
     colours = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
     for number, (name, points) in enumerate(data.lines.items()):
         colour = colours[number % len(colours)]
@@ -30,6 +34,21 @@ def curve(data: Curve) -> Figure:
         hollow = [(x, y) for x, y, fits in points if not fits]
         if hollow:
             ax.plot(*zip(*hollow, strict=True), "o", color=WHITE, markeredgecolor=colour)
-    ax.set(xlabel=data.field, ylabel=data.label, ylim=(0, None))
-    ax.legend()
+    highest = max(y for points in data.lines.values() for _, y, _ in points)
+    ax.set(xlabel=data.field, ylabel=data.label, ylim=(0, 1.12 * highest))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: digits(y) if highest < 10 else f"{y:,.0f}"))
+    _values(ax, sorted({x for points in data.lines.values() for x, _, _ in points}))
+    ax.grid(axis="y", alpha=0.3)
+    ax.legend(loc="lower left")
     return drawn
+
+
+def _values(ax: Axes, values: list[float]) -> None:
+    """Ticks at the values that were asked for; a logarithmic axis where they span more than a factor of four."""
+    from matplotlib.ticker import NullLocator
+
+    if values[0] > 0 and values[-1] >= 4 * values[0]:
+        ax.set_xscale("log", base=2)
+        ax.xaxis.set_minor_locator(NullLocator())
+    step = -(-len(values) // 10)
+    ax.set_xticks(values[::step], [f"{value:,.6g}" if value < 1e6 else f"{value / 1e9:.6g} × 10⁹" for value in values[::step]])

@@ -41,8 +41,8 @@ def gantt(timeline: Timeline) -> Figure:
     numbered = len(lanes) <= 16 and (microbatches < NUMBERED or len(windows) > 1)
     for ax, window, part in zip(parts, windows, rows, strict=True):
         for y, row in enumerate(part):
-            _passes(ax, y, row, unit, sum(widths) if numbered else float("inf"))
-            _transfers(ax, y, row, axes, unit, sum(widths))
+            draw_passes(ax, y, row, unit, sum(widths) if numbered else float("inf"))
+            draw_transfers(ax, y, row, axes, unit, sum(widths))
         ax.set(xlim=(window[0] * unit, window[1] * unit), ylim=(len(lanes) - 0.5, -0.5))
         ax.tick_params(axis="y", length=0)
     names = lane_names(timeline)
@@ -60,7 +60,7 @@ def gantt(timeline: Timeline) -> Figure:
     else:
         parts[0].set_xlabel(f"time ({name})")
         parts[0].set_title(about, loc="right", fontsize=8.5, color=DARK)
-    handles = _legend(every, axes, timeline.step)
+    handles = entries(every, axes, timeline.step)
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
     return drawn
 
@@ -82,7 +82,7 @@ def _windows(timeline: Timeline) -> tuple[list[tuple[float, float]], int]:
     return [(0.0, first), (last, timeline.step)], sum(first < starts[each] and ends[each] < last for each in starts)
 
 
-def _transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, shown: float) -> None:
+def draw_transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, shown: float) -> None:
     """Strips below the passes of a row, an axis each."""
     for place, axis in enumerate(axes):
         height = min(0.12, 0.22 / len(axes))
@@ -91,7 +91,7 @@ def _transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, show
         ax.broken_barh(spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], linewidth=0)
 
 
-def _legend(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
+def entries(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
     """What can be seen."""
     totals = Counter[str]()
     for row in rows:
@@ -103,7 +103,7 @@ def _legend(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
     return [*handles, *(patch(axis, name) for axis, name in names.items() if axis in shown or axis in axes)]
 
 
-def _passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
+def draw_passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
     """Bars of the compute stream, each cut in height by what its time went to; numbered where they are wide enough for `step`."""
     upper, height = (y - 0.42, 0.57) if row.transfers else (y - 0.42, 0.84)
     spans: dict[str, list[tuple[float, float, float, float]]] = {}

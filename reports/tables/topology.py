@@ -36,6 +36,8 @@ def overview(cluster: Cluster) -> RenderableType:
         lines.append(f"across the middle: {digits(total)} GB/s each way, {each} GB/s per GPU, all sending to all")
     if topology.multicast:
         lines.append("the switch of a node adds and copies (NVLink SHARP)")
+    if topology.generation:
+        lines.append(f"the fabric's switches add and copy (SHARPv{topology.generation})")
     for node in dict.fromkeys(group.node for group in cluster.groups):
         if node.nics:
             lines.append(f"NICs of a node: {node.nics} × {digits(node.nic / 1e9)} GB/s; {affinity(node)}")
@@ -61,6 +63,7 @@ def as_data(cluster: Cluster) -> dict[str, Any]:
         "links": [sort._asdict() for sort in link_sorts(topology)],
         "across": across(topology),
         "multicast": topology.multicast,
+        "sharp": topology.generation,
         "notes": list(cluster.notes),
     }
     if isinstance(cluster, UnequalCluster):

@@ -40,7 +40,7 @@ def bus_factor(operation: str, ranks: int) -> float:
 
 @dataclass(frozen=True)
 class Sweep:
-    """Prices of one operation by size; each size's choices are sorted, the cheapest first.
+    """Prices of one operation by size; each size's choices are sorted: what a job uses, then the cheapest first.
 
     measured: (bytes, seconds) of the same operation; at_measured: the cheapest price at those sizes; used: sizes of a job.
     """
@@ -105,7 +105,7 @@ def lone(
 def sweep(
     topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
 ) -> list[list[Point]]:
-    """For each size, every choice that may run it, the cheapest first. Raises UserError."""
+    """For each size, every choice that may run it: what a job uses, then the cheapest first. Raises UserError."""
     pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
     return [_choices(pricing, work, 0) for work in works]
 
@@ -117,8 +117,11 @@ def transport(topology: Topology, prices: Prices, operation: str, ranks: int) ->
 
 
 def _choices(pricing: CollectiveCosts, work: Collective, cohort: int) -> list[Point]:
-    options = [Point(work.bytes, p.traffic.algorithm.split("/")[1], p.protocol, p.alone) for p in pricing.options(work, cohort)]
-    return sorted(options, key=lambda point: point.seconds)
+    chosen, *others = (
+        Point(work.bytes, cost.traffic.algorithm.split("/")[1], cost.protocol, cost.alone)
+        for cost in pricing.options(work, cohort)
+    )
+    return [chosen, *sorted(others, key=lambda point: point.seconds)]
 
 
 def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[Sweep]:

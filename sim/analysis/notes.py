@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from sim.collectives import Ids
-from sim.pricing.prices import Prices
+from sim.pricing.prices import Prices, Profile
 from sim.pricing.transfers.measured_tables import CollectiveTable
 from topologies.hardware import AT
 from topologies.links.topology import Topology
@@ -58,15 +58,34 @@ def of_collective(
 
     name: "all_reduce/ring"; extent: ranks and nodes of a group; size: bytes of the full buffer.
     """
-    if not prices.profile.tables:
-        return
+    if "collnet" in name and not {"collnet", "in_switch_collnet"} & set(prices.profile.protocols):
+        yield "sums in the fabric's switches (SHARP) are priced by NCCL's own figures, not by measurements"
     (operation, _, algorithm), (ranks, nodes) = name.partition("/"), extent
+    if not prices.profile.tables:
+        yield from _beyond(prices.profile, operation, ranks, size)
+        return
     what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
     if table is None or table.algorithm != algorithm:
         by = f" by {algorithm}" if table else ""
         yield f"{what}{by}: not measured for profile '{prices.profile.name}', extrapolated by its formula"
     elif not table.covers(size):
         yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
+
+
+def _beyond(profile: Profile, operation: str, ranks: int, size: float) -> Iterator[str]:
+    """Notes where more ranks or bytes take part than were measured, or compared with what others published."""
+    note = profile.provenance.get("links")
+    if note is None or not note.measured or operation == "send":
+        return
+    compared = [float(key.split()[1]) for key in note.errors if key.startswith(f"{operation} ") and " nodes" in key]
+    most = max(note.measured_range.get("ranks", (0.0, float("inf")))[1], *compared, 0.0)
+    if ranks > most:
+        what = f"{operation} among more than {most:,.0f} ranks"
+        yield f"{what} was not measured for profile '{profile.name}': priced by its schedule"
+    largest = note.measured_range.get("bytes", (0.0, float("inf")))[1]
+    if size > largest:
+        what = f"{operation} of more than {largest / 2**30:.3g} GiB"
+        yield f"{what} was not measured for profile '{profile.name}': priced at its highest rate"
 
 
 def of_lanes(alike: bool, lane: Ids | None) -> Iterator[str]:

@@ -37,12 +37,20 @@ class Place:
     node: the node of each member. switch: the number (0, 1, …) of the switch beside each member that reduces and multicasts;
     empty where there is none; switch s takes part in schedules as endpoint n + s. counts: of an all_to_allv, what member i has
     for member j, in equal units. rings: orders of members along direct links, where GPUs are wired without a switch.
+
+    Where the fabric's switches add (SHARP): leaf: the switch above each member's NIC; above: of each switch the next one towards
+    the top (−1 there); nic: the NIC of each member, equal numbers for members that share one. Switch s is
+    endpoint n + (number of switches in nodes) + s. switched: members of a node reach each other through a switch.
     """
 
     node: tuple[int, ...]
     switch: tuple[int, ...] = ()
     counts: tuple[tuple[int, ...], ...] = ()
     rings: tuple[tuple[int, ...], ...] = ()
+    leaf: tuple[int, ...] = ()
+    above: tuple[int, ...] = ()
+    nic: tuple[int, ...] = ()
+    switched: bool = False
 
     @property
     def size(self) -> int:
@@ -123,9 +131,9 @@ algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.
 # three): `auto` offers no more, for nobody runs more by default.
 # The names are in order of preference at equal prices. Operations that are not here have all that are registered.
 OFFERED = {
-    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
-    "all_gather": ("ring", "pat", "in_switch"),
-    "reduce_scatter": ("ring", "pat", "in_switch"),
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree", "in_switch_collnet", "collnet_direct", "collnet_chain"),
+    "all_gather": ("ring", "pat", "in_switch", "collnet_direct"),
+    "reduce_scatter": ("ring", "pat", "in_switch", "collnet_direct"),
     "broadcast": ("chain",),
     "reduce": ("chain",),
     "scatter": ("flat",),

@@ -30,13 +30,13 @@ def _switched(place: Place, name: str) -> None:
         raise NotApplicable(f"{name}: one member needs no switch")
 
 
-def _collect(n: int) -> tuple[Phase, Phase]:
+def collect(n: int) -> tuple[Phase, Phase]:
     """Everything goes up to the switch, which adds; each member's piece comes down to it."""
     member, switch = np.arange(n), np.full(n, n)
     return together(member, switch, np.tile(member, (n, 1)), reduce=True), together(switch, member, member)
 
 
-def _spread(n: int) -> tuple[Phase, Phase]:
+def spread(n: int) -> tuple[Phase, Phase]:
     """Each member's piece goes up to the switch and down to all; a multicast counts once on each wire."""
     member, switch = np.arange(n), np.full(n, n)
     return together(member, switch, member), together(switch, member, np.tile(member, (n, 1)))
@@ -46,21 +46,21 @@ def _spread(n: int) -> tuple[Phase, Phase]:
 def all_reduce(place: Place) -> Schedule:
     """Sums come down piece by piece, each to its member, which sends them up again to all."""
     n = _members(place, "all_reduce/in_switch")
-    return Schedule(n, (*_collect(n), *_spread(n)), PIECES)
+    return Schedule(n, (*collect(n), *spread(n)), PIECES)
 
 
 @algorithms("all_gather/in_switch")
 def all_gather(place: Place) -> Schedule:
     """Each member sends its piece up once."""
     n = _members(place, "all_gather/in_switch")
-    return Schedule(n, _spread(n), PIECES)
+    return Schedule(n, spread(n), PIECES)
 
 
 @algorithms("reduce_scatter/in_switch")
 def reduce_scatter(place: Place) -> Schedule:
     """Each member receives the sum of its piece, and nothing else."""
     n = _members(place, "reduce_scatter/in_switch")
-    return Schedule(n, _collect(n), PIECES)
+    return Schedule(n, collect(n), PIECES)
 
 
 @algorithms("broadcast/in_switch")
@@ -88,6 +88,6 @@ def all_reduce_tree(place: Place) -> Schedule:
     nodes, each = grid.shape
     groups = np.concatenate([grid, np.array(place.switch)[grid[:, :1]] + place.size], axis=1)
     shares = np.broadcast_to(np.arange(2 * each).reshape(1, each, 2), (nodes, each, 2))  # a half for each of the two trees
-    up, down = (lift(Schedule(each, phases), groups, shares) for phases in (_collect(each), _spread(each)))
+    up, down = (lift(Schedule(each, phases), groups, shares) for phases in (collect(each), spread(each)))
     across = trees([[[member] for member in column] for column in grid.T.tolist()], place.size)
     return Schedule(2 * each, (*up, *across, *down), PIECES)

@@ -114,6 +114,7 @@ def _slowest(profiles: Sequence[Profile]) -> Profile:
             "memory": memory,
             "launch": max(profile.launch for profile in profiles),
             "eager": max(profile.eager for profile in profiles),
+            "collective_call": max(profile.collective_call for profile in profiles),
             "slowdown": max(profile.slowdown for profile in profiles),
             "collective_launch": max(profile.collective_launch for profile in profiles),
             "protocols": {name: price for name, price in first.protocols.items() if name in names},

@@ -109,14 +109,17 @@ class OpCosts(CollectiveCosts):
         return on_grid(self._inside_block(item.collective if isinstance(item, Start) else item, where).alone + extra)
 
     def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
-        """Host seconds that PyTorch's wrapper adds to a collective when it is started: to a list a view and a copy per piece."""
+        """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
+        and to a list a view and a copy per piece.
+        """
         work = item.collective if isinstance(item, Start) else item
         if not isinstance(work, Collective):
             return 0.0
         profile = (prices or self.prices).profile
-        measured, listed = profile.wrapping.get(f"{work.axis}/{work.operation}"), 0.0
+        measured = profile.wrapping.get(f"{work.axis}/{work.operation}")
+        listed = profile.calling(self.program.eager) * self.program.turns
         if work.pieces:
-            listed = work.pieces * (VIEW + profile.launch)
+            listed += work.pieces * (VIEW + profile.launch)
         return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
 
     @staticmethod

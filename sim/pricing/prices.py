@@ -33,7 +33,18 @@ from sim.pricing.kernel_curves import (
 )
 from sim.pricing.provenance import Provenance
 from sim.pricing.transfers.measured_tables import CollectiveTable, Wrapping
-from sim.pricing.transfers.protocols import IN_SWITCH, P2P, PROTOCOLS, SIMPLE, LinkPrice, Transport, complete
+from sim.pricing.transfers.protocols import (
+    COLLNET,
+    IN_SWITCH,
+    IN_SWITCH_COLLNET,
+    P2P,
+    PROTOCOLS,
+    SIMPLE,
+    LinkPrice,
+    Transport,
+    complete,
+    with_collnet,
+)
 from sim.pricing.transfers.protocols import Rates as LinkRates
 from sim.pricing.transfers.protocols import rates as link_rates
 from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
@@ -52,8 +63,16 @@ _PART = {
     "optimizer": "memory",
 }  # kind of kernel -> part of the profile that prices it
 _SHAPE = {"gemm": ("batch", "m", "n", "k"), "attention": ("batch", "heads", "kv_heads", "queries", "keys", "head_dim", "causal")}
-_WIDTH = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1}  # bytes of an operand's element
+_WIDTH = {
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8": 1,
+    "fp4": 0.5625,
+}  # bytes of an operand's element; of fp4 with scales
 SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
+_CLOSEST = {"fp4": "fp8"}  # whose tiles are alike: it stands in where a type was not measured
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
 
@@ -79,6 +98,7 @@ class Profile(Config):
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
+    collective_call: Seconds = 0.0  # the same of a collective that it calls: Python, c10d, launch; 0: as a kernel
     throttling: float = Field(POWER, ge=1e-3, le=10)  # a lower limit's clock falls as its watts to this power
     variability: float = Field(0.0, ge=0, le=1)  # standard deviation of the logarithm of kernels' seconds among GPUs of this kind
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
@@ -98,7 +118,7 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P} - {SIMPLE})
+        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P, *COLLNET, *IN_SWITCH_COLLNET} - {SIMPLE})
         unknown = sorted(set(self.protocols) - set(known))
         if unknown:
             raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
@@ -113,13 +133,17 @@ class Profile(Config):
             return 0.0
         return self.eager if eager and self.eager else self.launch
 
+    def calling(self, eager: bool) -> float:
+        """Host seconds that the call of a collective takes longer than the launch of a kernel."""
+        return max(0.0, self.collective_call - self.launching(eager)) if eager and not self.synchronous else 0.0
+
     def every_protocol(self) -> dict[str, Transport]:
         """All protocols by name, Simple among them, with every kind of link priced."""
         simple = {kind: self.link(kind) for kind in KINDS}
         result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
         for name, protocol in self.protocols.items():
             result[name] = Transport.model_construct(base=protocol.base, links=complete(name, protocol.links, simple))
-        return result
+        return with_collnet(result, simple)
 
     def link(self, kind: str) -> LinkPrice:
         """The price of a kind of link; rates of the node's CPUs are as they are described."""
@@ -197,12 +221,18 @@ class Prices:
             curves = self.profile.gemm
             curve = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
             if curve is None:
-                measured, curve = next(iter(curves.items()))
+                measured = self._measured_instead(dtype)
+                curve = curves[measured]
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
             limit = min(1.0, curve.sustained * self._share * self._watts)
             result = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
         return result
+
+    def _measured_instead(self, dtype: str) -> str:
+        """The type of products whose curve stands in for one that was not measured."""
+        closest = _CLOSEST.get(dtype, "")
+        return closest if closest in self.profile.gemm else next(iter(self.profile.gemm))
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
@@ -253,7 +283,7 @@ class Prices:
         if provenance is None or not provenance.measured:
             return f"{part}: not measured for profile '{self.profile.name}'"
         if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):
-            return f"gemm: {kernel.dtype} was not measured, priced as {next(iter(self.profile.gemm))}"
+            return f"gemm: {kernel.dtype} was not measured, priced as {self._measured_instead(kernel.dtype)}"
         if part == "attention" and kernel.variant == SDPA and SDPA not in self.profile.older:
             return f"attention: PyTorch's own was not measured for profile '{self.profile.name}', priced as the GPU's fastest"
         for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):

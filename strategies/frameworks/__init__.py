@@ -16,7 +16,7 @@ from strategies.frameworks.passes import FLOAT, Passes, Ways, persistent_norm, r
 from strategies.frameworks.runtime import Runtime
 from topologies.registry import Registry
 
-TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8")  # its fp8 scalings
+TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # its fp8 scalings
 
 
 class KernelSet:

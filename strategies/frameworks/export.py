@@ -33,7 +33,7 @@ _RESOLVED = {
 }
 _MEANT = {"gradient_sync": "syncs_gradients", "framework": "options"}  # fields of a plan with a default that depends on others
 _ANOTHER_WAY = {"first_stage_layers", "last_stage_layers", "embedding_as_layer", "loss_as_layer"}  # to say layers_per_stage
-_ASSUMED = {"imbalance"}  # of what the data will be: nobody sets it
+_ASSUMED = {"imbalance", "expert_spread"}  # of what the data will be: nobody sets it
 _UNTOLD = {"name", "source", "context", "vocabulary", "vocabulary_multiple"}  # of a model: what changes no layer's work
 
 

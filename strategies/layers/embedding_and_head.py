@@ -19,9 +19,9 @@ from strategies.layers.tensor_overlap import Items
 def embedding(rank: RankShapes) -> list[Operator]:
     """Token, position and segment embedding, the norm that may follow (BERT), and dropout."""
     model = rank.model
-    operators = [lookup(rank), *(patch_embedding(rank) if model.patches else [_tokens(rank)])]
+    operators = [lookup(rank), *(patch_embedding(rank) if model.patches else [token_embedding(rank)])]
     if model.family == "encoder_decoder":  # the same matrix for the decoder's tokens
-        operators[1:] = [_tokens(RankShapes(model.as_encoder, rank.resolved)), replace(_tokens(rank), shapes=())]
+        operators[1:] = [token_embedding(RankShapes(model.as_encoder, rank.resolved)), replace(token_embedding(rank), shapes=())]
         operators.append(relative_positions(rank))
     if model.embedding_scale:
         operators.append(pointwise(rank, "embedding scale", rank.stream, rank.stream))
@@ -39,7 +39,7 @@ def embedding(rank: RankShapes) -> list[Operator]:
     return operators
 
 
-def _tokens(rank: RankShapes) -> Operator:
+def token_embedding(rank: RankShapes) -> Operator:
     """Every rank looks up all tokens, zero where another rank has the row; the sum is whole. The gradient is of all rows: zeros,
     to which the tokens' gradients are added (PyTorch's embedding_dense_backward), and is then added to earlier microbatches'.
     """

@@ -1,4 +1,4 @@
-"""Linear layers in fp8 (`plan.fp8`): what is cast, how often, and in how many passes over memory.
+"""Linear layers in fp8 or nvfp4 (`plan.fp8`): what is cast, how often, and in how many passes over memory.
 
 Forward and both gradients of a linear layer are products of fp8 operands, with results of 16 bits; the attention core, norms, the
 router and the head stay as they are (Transformer Engine's `fp8_autocast` in Megatron-LM, torchao's `convert_to_float8_training`
@@ -10,6 +10,12 @@ with torchtitan's filter). Every operand is cast by kernels of its own, bound by
   (`is_first_microbatch`), but for zero3.
 * `kernels: compiled` is torchao under torch.compile. Inputs are kept in 16 bits and cast again for the weight gradient, weights
   in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits.
+
+nvfp4 is Transformer Engine's NVFP4BlockScaling (transformer_engine/common/recipe; NVIDIA 2025, arXiv:2509.25149): operands of
+all three products have 4 bits and a scale of 8 bits per 16 numbers, and a scale of the whole tensor in fp32, for whose maximum
+all of it is read first. The copies by rows and by columns are both made of the 16-bit tensor (weights' scales are of 16 × 16
+blocks). Random Hadamard transforms of what weight gradients multiply, and stochastic rounding of gradients, are in the same
+passes. Masters, gradients and the optimizer stay as they are. That first and last layers often stay in 16 bits is left out.
 
 delayed takes scales from past steps; tensorwise reads the whole tensor for its maximum first; blockwise (1 × 128), mxfp8 (1 × 32)
 and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out, as are reductions of
@@ -44,8 +50,8 @@ class Casts(NamedTuple):
 
 def _engine(fp8: Fp8, width: float) -> Casts:
     """Transformer Engine's."""
-    maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
-    cast: Passes = (*maximum, Pass("memory", width + 2 * FP8_WIDTH))
+    maximum: Passes = (Pass("reduction", width),) if fp8.scaling in ("tensorwise", "nvfp4") else ()
+    cast: Passes = (*maximum, Pass("memory", width + 2 * fp8.width))
     return Casts(cast, (), cast, TURNED if fp8.gather else cast)
 
 
@@ -53,8 +59,8 @@ def _frozen(fp8: Fp8, width: float, lora: Lora | None) -> Casts:
     """Transformer Engine's where the weight has no gradient: nothing needs operands by columns (requires_dgrad alone in
     transformer_engine/pytorch/module/linear.py) but, on Hopper, the weight.
     """
-    maximum: Passes = (Pass("reduction", width),) if fp8.scaling == "tensorwise" else ()
-    cast: Passes = (*maximum, Pass("memory", width + FP8_WIDTH))
+    maximum: Passes = (Pass("reduction", width),) if fp8.scaling in ("tensorwise", "nvfp4") else ()
+    cast: Passes = (*maximum, Pass("memory", width + fp8.width))
     if lora is None or lora.weights != "fp8":
         return _engine(fp8, width)._replace(input=cast, gradient=cast)
     return Casts(cast, (), cast, (), TURNED if lora.fp8_transposes == "made" else ())
@@ -94,7 +100,7 @@ class Fp8Products:
     @property
     def dtype(self) -> str:
         """Type of the operands of its products."""
-        return "fp8" if self.fp8 else self.rank.resolved.precision
+        return self.fp8.dtype if self.fp8 else self.rank.resolved.precision
 
     @property
     def engine(self) -> bool:
@@ -102,14 +108,14 @@ class Fp8Products:
         return not self.rank.kernels.torchao
 
     @property
-    def kept(self) -> int:
+    def kept(self) -> float:
         """Bytes of an element of the input that backward keeps."""
-        return FP8_WIDTH if self.fp8 and self.engine else self.rank.element
+        return self.fp8.width if self.fp8 and self.engine else self.rank.element
 
     @property
-    def moved(self) -> int:
+    def moved(self) -> float:
         """Bytes of an element that tp ranks gather; torchao's Float8ColwiseParallel gathers fp8 with scales of whole tensors."""
-        return FP8_WIDTH if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.rank.element
+        return self.fp8.width if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.rank.element
 
     @property
     def late(self) -> bool:
@@ -117,7 +123,7 @@ class Fp8Products:
         torchtitan takes PyTorch's own tensor parallelism (apply_tp in torchtitan/models/llama3/infra/parallelize.py), and its
         asynchronous one finds no product behind the gather (github.com/pytorch/torchtitan issue 866).
         """
-        return self.fp8 is not None and self.moved != FP8_WIDTH
+        return self.fp8 is not None and self.moved == self.rank.element
 
     @property
     def elements(self) -> int:
@@ -126,7 +132,7 @@ class Fp8Products:
 
     def copies(self, elements: float) -> float:
         """Bytes of an operand's two copies in fp8."""
-        return 2 * FP8_WIDTH * elements if self.fp8 else 0.0
+        return 2 * self.fp8.width * elements if self.fp8 else 0.0
 
     def _run(self, what: str, phase: str, elements: float, passes: Passes) -> Items:
         return self.rank.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
@@ -163,6 +169,6 @@ class Fp8Products:
 
     def _maximum(self, gathered: bool) -> Items:
         """What tp ranks that gather parts of a tensor agree on before: its maximum."""
-        if not gathered or self.fp8 is None or self.fp8.scaling != "tensorwise" or self.moved != FP8_WIDTH:
+        if not gathered or self.fp8 is None or self.fp8.scaling not in ("tensorwise", "nvfp4") or self.late:
             return ()
         return self.rank.collective("all_reduce", f"{self.label} maximum", 4.0, 4)

@@ -13,7 +13,7 @@ from strategies.layers import gradients, selective_recomputation
 from strategies.layers.operators import Operator, Shape
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.plan.options import FP8_WIDTH
+from strategies.plan.options import WIDTHS
 
 Tensors = dict[str, float]  # name -> bytes
 
@@ -207,7 +207,7 @@ def _held(weights: Items, rank: RankShapes) -> float:
             gathered = True
         elif isinstance(item, Kernel) and item.kind == "gemm":
             batch, m, n, k = item.shape
-            width = FP8_WIDTH if item.dtype == "fp8" else rank.element
+            width = WIDTHS.get(item.dtype, rank.element)
             inputs = 0 if item.label == before else n / rank.tp if gathered else n  # products of one input have one label
             total += width * batch * k * (m + inputs)
             gathered, before = False, item.label

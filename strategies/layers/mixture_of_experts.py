@@ -11,7 +11,8 @@ Shazeer et al. 2017, arXiv:1701.06538. Work follows Megatron-LM's all-to-all dis
 
 Expert parallelism (GShard, arXiv:2006.16668): the experts of a layer are spread over ep of the dp ranks. An all-to-all takes the
 copies to the ranks of their experts and another takes the results back: chosen · tokens · hidden elements each, forward and
-backward. `plan.imbalance` is what the busiest rank has relative to the mean: all ranks are played as if they had so much.
+backward. `plan.imbalance` is what the busiest rank has relative to the mean, or with `plan.expert_spread` what it is expected to
+have: all ranks are played as if they had so much.
 With sequence parallelism a tp rank routes its own tokens; copies are gathered over tp before the experts and reduce-scattered
 after them. With `expert_tp: 1` experts are whole, the tp ranks are among the ep ranks, and the all-to-all takes that gather's
 place.
@@ -23,6 +24,10 @@ With `ep_nodes` the exchange has two steps (DeepSeek-V3, arXiv:2412.19437, secti
 `routed_nodes` nodes, to the rank with the same place in it, and copies go on from there to the ranks of their experts. What has
 come over the network is passed on at once: both steps run beside each other (DeepEP's kernels for training do so); how long the
 first piece takes is left out.
+
+With `token_dispatcher` deepep or hybridep (github.com/deepseek-ai/DeepEP) a token goes once to each rank that has any of its
+experts, which copies it there, and comes back as one sum: of `chosen` random experts on ep ranks that is fewer than `chosen`
+ranks. The multiprocessors of its kernels are not taken from compute beside it.
 
 With `fp8.dispatch` tokens on their way to experts, forward, and gradients of their results on theirs, backward, are cast to fp8
 before they are sent; what comes back has 16 bits (the same, section 3.3.2).
@@ -41,6 +46,7 @@ from strategies.layers.tensor_overlap import Items, pipelined
 from strategies.models.parts import Experts
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
+from strategies.plan.routing import busiest_rank, distinct
 
 INPUT = "mlp input"
 
@@ -78,12 +84,26 @@ class _Rows:
         self.whole_experts = plan.whole_experts
         self.moe, self.tp, self.experts = moe, (1 if self.whole_experts else plan.tp), moe.experts // plan.ep
         limit = plan.capacity_factor or math.inf
-        self.load = limit if plan.pad_to_capacity else min(plan.imbalance, limit)  # of the busiest rank, relative to the mean
+        self.load = (
+            limit if plan.pad_to_capacity else min(_busiest(rank, moe), limit)
+        )  # of the busiest rank, relative to the mean
         self.own = math.ceil(rank.local_tokens * moe.chosen * (limit if plan.pad_to_capacity else min(1.0, limit)))
         self.sent = rank.local_tokens * moe.chosen * self.load
         self.held = math.ceil((rank.local_tokens if self.whole_experts else rank.tokens) * moe.chosen * self.load)
+        self.once = 1.0  # of the copies that are sent: those to the same rank go as one
+        if plan.token_dispatcher != "alltoall":
+            self.once = distinct(moe.experts, plan.ep, moe.chosen) / moe.chosen
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
         self.each = math.ceil(self.held / self.busy)  # copies of one of them
+
+
+def _busiest(rank: RankShapes, moe: Experts) -> float:
+    """What the busiest of the ep ranks has relative to the mean."""
+    plan = rank.resolved
+    if plan.expert_spread is None:
+        return plan.imbalance
+    each = rank.local_tokens if plan.whole_experts else rank.tokens
+    return busiest_rank(moe.experts, plan.ep, each * moe.chosen * plan.ep, plan.expert_spread)
 
 
 def _moved(rank: RankShapes, rows: _Rows, label: str) -> tuple[Items, Items]:
@@ -106,13 +126,13 @@ def _swapped(rank: RankShapes, rows: _Rows, label: str, width: int) -> Items:
     """Copies of tokens, in elements of `width` bytes, exchanged between the ranks of the tokens and the ranks of their
     experts.
     """
-    plan, size = rank.resolved, rows.sent * width * rank.model.hidden
+    plan, size = rank.resolved, rows.sent * rows.once * width * rank.model.hidden
     if rows.whole_experts:
         return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep")),)
     swap = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
     if not plan.routed_nodes:
         return swap
-    once, across = size / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
+    once, across = size / rows.once / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
     return pipelined(Collective("all_to_all", once, "ep", across, plan.algorithm, width=width, along=(NODES,)), swap)
 
 

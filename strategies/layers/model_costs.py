@@ -20,6 +20,7 @@ from strategies.layers import selective_recomputation
 from strategies.layers.embedding_and_head import embedding, head
 from strategies.layers.fine_tuning.parts import trained_end, trained_layer
 from strategies.layers.layer_cost import LayerCost, Tensors, joined, part_of, tensors_of
+from strategies.layers.multi_token_prediction import with_prediction_layers
 from strategies.layers.operators import Operator
 from strategies.layers.pipeline_scatter import received, returned
 from strategies.layers.rank_shapes import RankShapes
@@ -45,11 +46,11 @@ class ModelCosts:
     layers: tuple[LayerCost, ...]  # one per kind
     kept: tuple[LayerCost, ...]  # layers without recomputation
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
-    head: LayerCost  # final norm, language-model head and loss
+    head: LayerCost  # final norm, language-model head and loss; before them layers that predict tokens further ahead
     batch: Items  # before every forward pass of every stage
     received: Items  # before the forward pass of stages whose input comes from another rank
     returned: Items  # before the backward passes of those whose result went to another rank
-    tied: int  # elements of the token embedding on this rank that the head uses too; 0 when it has a matrix of its own
+    tied: int  # elements of the token embedding on this rank that the head's stage uses too; 0 when it has matrices of its own
     tied_is_frozen: bool = False  # whether that matrix is not trained
     handed_on: tuple[
         float, ...
@@ -92,14 +93,17 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
         for again in (recompute, "none")
     )
     places = {kind: place for place, kind in enumerate(kinds)}
-    tied = rank.rows * model.hidden if model.head and model.tied else 0
+    tied = rank.rows * model.hidden if model.head and (model.tied or model.mtp) else 0
+    last = part_of("head", trained_end(rank, head, trained.head, trained.embedding.weights), rank, "none")
+    if model.mtp:
+        last = with_prediction_layers(rank, _operators(model, plan, model.layers - 1), recompute)
     return ModelCosts(
         plan=plan,
         embedding=part_of("embedding", trained_end(rank, embedding, trained.embedding), rank, "none"),
         layers=layers,
         kept=kept,
         kinds=tuple(places[kind] for kind in every),
-        head=part_of("head", trained_end(rank, head, trained.head, trained.embedding.weights), rank, "none"),
+        head=last,
         batch=batch(rank),
         received=received(rank),
         returned=returned(rank),
@@ -168,12 +172,38 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
         yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
     if plan.kernel_set.eager:
         yield from _unknown_eager(model, plan)
+    if model.state_space is not None:
+        yield from _unknown_scan(model, plan)
+    if model.mtp and plan.shards_parameters:
+        rule = "is not simulated: prediction layers are on the head's stage, and would be gathered with it as one part"
+        yield f"mtp={model.mtp} with data_parallel={plan.data_parallel} {rule}"
+    if model.mtp and not plan.trains_all:
+        yield f"mtp={model.mtp} with lora or freeze is not simulated: remove the prediction layers (model.mtp=0)"
     if model.norms not in ((1, 2) if model.parallel else (2, 4)):
         yield f"norms={model.norms} is not simulated: layers must have 2 or 4 norms, parallel ones 1 or 2"
     narrow = min((own.window or own.chunk or plan.sequence for own, _ in model.distinct_layers), default=plan.sequence)
     if narrow < plan.sequence and plan.cp > 1 and plan.cp_method == "ring":
         rule = "windows are simulated with cp_method=ulysses only: some ranks of a ring lie outside"
         yield f"window={narrow} with cp={plan.cp}: {rule}"
+
+
+def _unknown_scan(model: Model, plan: Resolved) -> Iterator[str]:
+    """What state-space mixers are not written down for."""
+    own = model.state_space
+    assert own is not None
+    said = f"state-space layers of {model.name}"
+    for count, what in ((own.heads, "heads"), (own.groups, "groups")):
+        if count % plan.tp:
+            yield f"tp={plan.tp} does not divide {count} {what} of the {said}"
+    unknown = {
+        f"kernels={plan.kernels}": plan.kernel_set.eager or plan.kernel_set.early_cublas,
+        f"cp={plan.cp}": plan.cp > 1,
+        "packing": plan.packing is not None,
+        f"recompute={plan.recompute}": plan.recompute == "operators",
+        "lora": plan.lora is not None,
+        "deterministic=true": plan.deterministic,
+    }
+    yield from (f"{said} are not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:

@@ -10,7 +10,7 @@ from sim.program import ALIGNED, EARLY_CUBLAS, Collective, Kernel
 from strategies.frameworks import KernelSet, passes
 from strategies.layers.tensor_overlap import Items, gathered, scattered
 from strategies.models.model import Model
-from strategies.plan.options import FP8_WIDTH
+from strategies.plan.options import WIDTHS
 from strategies.plan.resolved import Resolved
 
 VECTOR = 16  # bytes that a kernel loads at once
@@ -126,7 +126,7 @@ class RankShapes:
         default n and k: m are tokens. Kernels of 2020 to 2022 came with a cuBLAS that had few kernels for batches of products
         whose rows are no multiple of 16 bytes.
         """
-        width, dtype = FP8_WIDTH if dtype == "fp8" else self.element, dtype or self.resolved.precision
+        width, dtype = WIDTHS.get(dtype, self.element), dtype or self.resolved.precision
         moved = float(batch * (width * (m * k + k * n) + self.element * m * n))
         flops, shape, alignment = 2.0 * batch * m * n * k, (batch, m, n, k), math.gcd(ALIGNED, *(rows or (n, k)))
         early = self.kernels.early_cublas and batch > 1 and alignment * width % VECTOR
@@ -139,7 +139,7 @@ class RankShapes:
         fused, elements = self.resolved.fused_accumulation, batch * outputs * inputs
         written = self.accumulated(elements) if fused else self.element * elements
         fills = () if fused or label == "head weight" else self.fills(label, "backward", self.element * elements)
-        width, dtype = FP8_WIDTH if dtype == "fp8" else self.element, dtype or self.resolved.precision
+        width, dtype = WIDTHS.get(dtype, self.element), dtype or self.resolved.precision
         moved = float(batch * width * tokens * (outputs + inputs) + written)
         flops, shape = 2.0 * batch * outputs * inputs * tokens, (batch, outputs, inputs, tokens)
         alignment = math.gcd(ALIGNED, outputs, inputs)
@@ -205,12 +205,12 @@ class RankShapes:
         dtype = self.resolved.precision
         return tuple(Kernel(way.kind, label, phase, 0.0, float(elements * way.moved), dtype, (), way.operator) for way in ways)
 
-    def collective(self, operation: str, label: str, size: float, width: int = 0) -> Items:
+    def collective(self, operation: str, label: str, size: float, width: float = 0) -> Items:
         """A collective of the tp group over a full buffer of `size` bytes; nothing when tp is 1."""
         return self.along("tp", self.tp, operation, label, size, width=width)
 
     def along(
-        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: int = 0
+        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: float = 0
     ) -> Items:
         """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
         nothing when its degree is 1.
@@ -220,7 +220,7 @@ class RankShapes:
         algorithm, width = algorithm or self.resolved.algorithm, width or self.element
         return (Collective(operation, float(size), axis, label, algorithm, width=width),)
 
-    def gather(self, label: str, phase: str, features: int = 0, width: int = 0, fused: bool = True) -> Items:
+    def gather(self, label: str, phase: str, features: int = 0, width: float = 0, fused: bool = True) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing
         without sequence parallelism. fused: asynchronous tensor parallelism joins it with the products beside it.
         """

@@ -15,6 +15,7 @@ from strategies.layers.attention.self_attention import attention
 from strategies.layers.mixture_of_experts import mixture
 from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear
 from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.state_space.mixer import state_space
 from strategies.models.parts import Experts
 
 
@@ -22,6 +23,8 @@ def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
     """The pieces of one layer, dense or with the experts `moe`, in the order of the forward pass."""
     if rank.model.parallel:
         return _parallel(rank)
+    if rank.model.mixer != "attention" or not rank.model.feed_forward:
+        return _of_blocks(rank, moe)
     before, after = norm(rank, "attention norm", residual=True, source="layer input"), norm(rank, "mlp norm", residual=True)
     return [
         replace(before, modules=("layernorm",), makes=("qkv input",)),
@@ -34,6 +37,27 @@ def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
         *_result_norm(rank, "mlp"),
         residual(rank, "mlp residual"),
     ]
+
+
+def _of_blocks(rank: RankShapes, moe: Experts | None) -> list[Operator]:
+    """A layer with a mixer, a feed-forward block or both (Mamba-2 and its hybrids); attention and state space side by side read
+    one norm and are added.
+    """
+    model, operators = rank.model, list[Operator]()
+    if model.mixer != "none":
+        before = norm(rank, "attention norm", residual=True, source="layer input")
+        operators.append(replace(before, modules=("layernorm",), makes=("qkv input",)))
+        if model.mixer == "both":
+            there, back = (rank.memory("mixer sum", phase, 3 * rank.element * rank.stream) for phase in ("forward", "backward"))
+            operators += [*attention(rank), *state_space(rank, source="qkv input"), Operator((there,), (back,))]
+        else:
+            operators += attention(rank) if model.has_attention else state_space(rank)
+        operators.append(residual(rank, "attention residual"))
+    if model.feed_forward:
+        before = norm(rank, "mlp norm", residual=True, source="" if operators else "layer input")
+        operators.append(replace(before, modules=("layernorm",), makes=("mlp up input", "mlp input")))
+        operators += [*(mixture(rank, moe) if moe else _mlp(rank)), residual(rank, "mlp residual")]
+    return operators
 
 
 def _result_norm(rank: RankShapes, block: str) -> list[Operator]:

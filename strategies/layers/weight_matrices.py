@@ -82,9 +82,13 @@ def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
             if rows:
                 yield Weight("embedding", rows, model.hidden, 1)
         return
+    heads = 0
     for item in part.weight_gradient:
         if isinstance(item, Kernel) and item.kind == "gemm" and not (_is_tied(item, model) and not tied):
             batch, rows, columns, _ = item.shape
+            heads += item.label == "head weight"
+            if item.label == "head weight" and heads > 1:  # layers that predict tokens further ahead use the same matrix
+                continue
             yield Weight(item.label, rows, columns, batch)
 
 

@@ -67,6 +67,11 @@ class Host:
         size, there = sum(size for _, size in kept), kept if target == "gpu" else ()
         return self._move(source, target, size, self.plan.bytes_per_element, "checkpoint", (), there, stream=COMPUTE)
 
+    def activations(self, source: str, target: str, size: float, after: tuple[Ref, ...], there: Memory = ()) -> Ref:
+        """Copy a layer's activations out or back, beside compute (`strategies.lowering.activation_offload`)."""
+        width = self.plan.bytes_per_element
+        return self._move(source, target, size, width, "activations", after, there, stream="offload")
+
     def _move(
         self,
         source: str,
@@ -142,6 +147,9 @@ class Host:
         result: list[tuple[str, float]] = []
         if self.checkpoints:  # of one microbatch
             result.append(("cpu", sum(part.saved for part in layers if part.name == "layer")))
+        if plan.offload_activations:
+            kept = [part.saved for part in layers if part.name == "layer" and part.saved]
+            result.append(("cpu", sum(kept[: plan.offload_activations])))
         if options is None:
             return tuple(result)
         if options.optimizer:

@@ -69,8 +69,8 @@ class _Lowering:
         for rank, chunk, number in places:
             self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
         self.last = len(plan.layers) - 1
-        # a head that shares the embedding's matrix has a copy of it when no stage of its rank has the embedding
-        self.tied = model.tied and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
+        # a head's stage that uses the embedding's matrix has a copy of it when no stage of its rank has the embedding
+        self.tied = bool(work.tied) and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
         if self.tied and work.tied_is_frozen:
             self.stages[self.last].tied_frozen, self.tied = work.tied, False
         if self.tied:

@@ -121,7 +121,7 @@ class StageParts:
         if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters or alone:
             return ()
         fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
-        return (("parameter", 2.0 * FP8_WIDTH * fp8),)
+        return (("parameter", 2.0 * plan.fp8.width * fp8),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

@@ -8,6 +8,7 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from strategies.models.parts import EXPERTS, LAYERS, TOKENS, WIDTH, Experts, Kind, Latent, Layers, Patches, Tokens, Width, unsaid
+from strategies.models.state_space import StateSpace
 from strategies.models.tracing.records import Module
 from topologies.reading import Config
 
@@ -20,6 +21,10 @@ def _head_dim(data: dict[str, Any]) -> int:
 
 def _is_true(value: object) -> bool:
     return value is True
+
+
+def _is_attention(value: object) -> bool:
+    return value == "attention"
 
 
 def _is_zero(value: object) -> bool:
@@ -131,6 +136,25 @@ class ModelFields(Config):
     targets: Tokens | None = Field(
         None, exclude_if=unsaid, description="Tokens of a decoder's sequence beside an encoder; none: as many as the encoder's."
     )
+    state_space: StateSpace | None = Field(
+        None, exclude_if=unsaid, description="Mamba-2's mixer, of layers whose `mixer` it is or that have both."
+    )
+    mixer: Literal["attention", "state_space", "both", "none"] = Field(
+        "attention",
+        exclude_if=_is_attention,
+        description="What mixes tokens in a layer: attention, the state space, both side by side (Falcon-H1), or nothing.",
+    )
+    feed_forward: bool = Field(
+        True,
+        exclude_if=_is_true,
+        description="Layers have a feed-forward block (those of Mamba-2 and some of Nemotron-H have none).",
+    )
+    mtp: Annotated[int, Field(ge=0, le=16)] = Field(
+        0,
+        exclude_if=_is_zero,
+        description="Layers after the last that predict tokens further ahead, each with a norm of its own and the model's "
+        "embedding and head (DeepSeek-V3's multi-token prediction, Megatron-Core's --mtp-num-layers).",
+    )
     dropout: bool = Field(False, description="Dropout on the residual stream: masks are kept for backward.")
     attention_dropout: bool = Field(False, description="Dropout on attention probabilities.")
 
@@ -186,6 +210,18 @@ class ModelFields(Config):
             yield f"position_rows={self.position_rows} must be at least context={self.context}"
         if self.rotary_dim and (self.latent or self.rotary_dim > self.head_dim):
             yield f"rotary_dim={self.rotary_dim} must be at most head_dim={self.head_dim}, and is for ordinary attention"
+        mixers = {self.mixer, *(kind.mixer for kind in self.kinds)}
+        if mixers & {"state_space", "both"} and self.state_space is None:
+            yield "mixer=state_space or both needs state_space, its sizes"
+        if (mixers - {None, "attention"} or not self.feed_forward) and (
+            self.parallel or self.norms != 2 or self.family != "decoder"
+        ):
+            yield "mixer is for decoders with a norm before each block"
+        for name, mixer, block in [("", self.mixer, self.feed_forward), *((k.name, k.mixer, k.feed_forward) for k in self.kinds)]:
+            if mixer == "none" and block is False:
+                yield f"{name or 'the model'}: layers with mixer=none need a feed_forward block"
+        if self.mtp and (self.family != "decoder" or not self.head or self.patches or self.module):
+            yield f"mtp={self.mtp} is for decoders with a head"
         if self.window and self.chunk:
             yield "window and chunk exclude each other"
 

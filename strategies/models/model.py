@@ -71,6 +71,26 @@ class Model(ModelFields):
             counts[id(model)] = model, counts.get(id(model), (model, 0))[1] + 1
         return tuple(counts.values())
 
+    @property
+    def has_attention(self) -> bool:
+        """Whether a layer attends."""
+        return self.mixer in ("attention", "both")
+
+    @property
+    def has_state_space(self) -> bool:
+        """Whether a layer has a state-space mixer."""
+        return self.mixer in ("state_space", "both")
+
+    @property
+    def layer_norms(self) -> int:
+        """Norms over hidden in one layer."""
+        return self.norms - (self.mixer == "none") - (not self.feed_forward)
+
+    def mixer_matrices(self) -> list[Matrix]:
+        """Weight matrices of what mixes tokens in one layer."""
+        attention = self.attention_matrices() if self.has_attention else []
+        return attention + (self.state_space.matrices(self.hidden) if self.state_space and self.has_state_space else [])
+
     def attention_matrices(self) -> list[Matrix]:
         """Weight matrices of the attention of one layer, in the order of the forward pass."""
         heads, width = self.heads, self.heads * self.head_dim
@@ -90,6 +110,8 @@ class Model(ModelFields):
 
     def feed_forward_matrices(self, layer: int) -> list[Matrix]:
         """Weight matrices of a layer's feed-forward block: dense, or router, routed and shared experts."""
+        if not self.layer_models[layer].feed_forward:
+            return []
         if not self.is_mixture(layer) or self.experts is None:
             return self._block("", self.layer_models[layer].ffn, 1, 1)
         moe = self.experts
@@ -107,7 +129,7 @@ class Model(ModelFields):
         """All weight matrices of a layer, in the order of the forward pass."""
         own = self.layer_models[layer]
         cross = [matrix._replace(name=f"cross {matrix.name}") for matrix in own.attention_matrices() if own.cross]
-        return own.attention_matrices() + cross + self.feed_forward_matrices(layer)
+        return own.mixer_matrices() + cross + self.feed_forward_matrices(layer)
 
     def norm_parameters(self, features: int) -> int:
         """Elements of one norm over so many features."""
@@ -116,7 +138,10 @@ class Model(ModelFields):
     def layer_parameters(self, layer: int) -> int:
         """Elements of layer 0 … layers − 1: matrices, biases and norms."""
         own = self.layer_models[layer]
-        norms = (own.norms + own.cross + own.joins) * self.norm_parameters(self.hidden) + sum(own.qk_norm_sizes)
+        norms = (own.layer_norms + own.cross + own.joins) * self.norm_parameters(self.hidden)
+        norms += sum(own.qk_norm_sizes) if own.has_attention else 0
+        if own.state_space and own.has_state_space:
+            norms += sum(map(math.prod, own.state_space.vectors))
         if self.latent:  # each bottleneck is normed
             norms += self.norm_parameters(self.latent.kv_rank) + self.norm_parameters(self.latent.q_rank or 0)
         return norms + own.heads * own.sinks + sum(matrix.parameters for matrix in self.matrices(layer))
@@ -159,6 +184,14 @@ class Model(ModelFields):
         classes = self.pooler_classes + self.classes
         return norms + head + bias + square * (self.head_transform + self.pooler) + classes * (self.hidden + 1)
 
+    @property
+    def mtp_parameters(self) -> int:
+        """Elements of the layers that predict tokens further ahead: each a layer like the last, a matrix 2 · hidden → hidden,
+        norms of its two inputs and of its result. Embedding and head are the model's.
+        """
+        own = self.layer_parameters(self.layers - 1) + 2 * self.hidden**2 + 3 * self.norm_parameters(self.hidden)
+        return self.mtp * own
+
     @cached_property
     def layer_kinds(self) -> tuple[tuple[int, int], ...]:
         """One layer of each kind, dense or a mixture, and how many there are."""
@@ -174,12 +207,13 @@ class Model(ModelFields):
         if self.module is not None:
             return sum(map(math.prod, trace_of(self.module, 1, "bf16").parameters.values()))
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
-        return self.embedding_parameters + layers + self.head_parameters
+        return self.embedding_parameters + layers + self.mtp_parameters + self.head_parameters
 
     @property
     def active_parameters(self) -> int:
         """Elements that one token passes through: Ψ without the routed experts that were not chosen."""
-        matrices = ((count, matrix) for layer, count in self.layer_kinds for matrix in self.matrices(layer))
+        kinds = (*self.layer_kinds, (self.layers - 1, self.mtp))
+        matrices = ((count, matrix) for layer, count in kinds for matrix in self.matrices(layer))
         return self.parameters - sum(count * (m.parameters // m.copies) * (m.copies - m.used) for count, m in matrices)
 
     def forward_flops(self, batch: int, sequence: int, causal: bool, head: bool = True) -> float:
@@ -188,33 +222,39 @@ class Model(ModelFields):
         A product of m × k and k × n counts 2·m·n·k; norms, softmax, activations and the embedding lookup count nothing. Of the
         experts those chosen count. `causal=False` counts QKᵀ and AV in full, as torch.utils.flop_counter does even for causal
         attention; `causal=True` counts half of them where attention is causal, or what lies in the sliding window:
-        (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a forward
-        pass. sequence: of the encoder where there are two; the decoder's are `targets`.
+        (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a
+        forward pass. Of a state-space scan Megatron-LM's count is taken. sequence: of the encoder where there are two; the
+        decoder's are `targets`.
         """
         if self.module is not None:
             return batch * sum(op.flops for op in trace_of(self.module, 1, "bf16").ops if not op.backward)
         tokens, targets = batch * sequence, batch * (self.targets or sequence)
-        weights, attention = 0, 0.0
-        for layer, count in self.layer_kinds:
+        weights, attention, scans = 0, 0.0, 0.0
+        for layer, count in (*self.layer_kinds, (self.layers - 1, self.mtp)):
             own = self.layer_models[layer]
             of_layer = targets if own.targets and own.family == "decoder" else tokens
             for m in self.matrices(layer):  # an encoder's result passes through the keys and values of cross-attention
                 weights += (
                     count * (tokens if m.name in ("cross key", "cross value") else of_layer) * m.used * m.inputs * m.outputs
                 )
-        for own, count in self.distinct_layers:
+        weights += self.mtp * tokens * 2 * self.hidden**2
+        for own, count in (*self.distinct_layers, (self.layer_models[-1], self.mtp)):
             rows = (self.targets or sequence) if own.family == "decoder" else sequence
+            if own.state_space and own.has_state_space:
+                scans += count * own.state_space.scan_flops(batch * rows)
+            if not own.has_attention:
+                continue
             pairs = own.visible_pairs(rows) if causal and (own.family == "decoder" or not self.pattern) else rows**2
             pairs += rows * sequence * own.cross
             attention += count * batch * own.heads * pairs * (own.head_dim + own.v_head_dim)
         after = 0
         if head:
             square = self.hidden**2
-            after = targets * (self.head * self.padded_vocabulary * self.hidden + self.head_transform * square)
+            after = targets * ((1 + self.mtp) * self.head * self.padded_vocabulary * self.hidden + self.head_transform * square)
             after += batch * (self.pooler * square + (self.pooler_classes + self.classes) * self.hidden)
             if self.patches:
                 after += batch * self.patches.count * self.patches.pixels * self.hidden
-        return 2.0 * (weights + attention + after)
+        return 2.0 * (weights + attention + after) + scans
 
     def visible_pairs(self, sequence: int) -> float:
         """Pairs of a token and one that it attends to in causal attention, with half of the diagonal."""
@@ -234,7 +274,7 @@ def load_model(name_or_path: str) -> tuple[Model, list[str]]:
     """A preset by name, or the model in a `config.json`, its folder, or a YAML; a preset goes before a file of the same name.
 
     The second value lists the keys of a `config.json` that were ignored: they change no size and no matrix product of the main
-    model (`num_nextn_predict_layers`, DeepSeek's extra prediction layers, which are not modelled, is among them).
+    model.
     Raises UserError for an unknown name or model type, a missing key, or sizes that do not fit together.
     """
     path = next((p for p in _PRESETS.iterdir() if p.stem == name_or_path and p.suffix in _SUFFIXES), Path(name_or_path))
@@ -243,7 +283,7 @@ def load_model(name_or_path: str) -> tuple[Model, list[str]]:
     if path.suffix not in _SUFFIXES and not is_there(path):
         hint = nearest(name_or_path, model_names())
         raise UserError(f"unknown model '{name_or_path}'{hint} or give a path to a config.json (`shardyard list models`)")
-    data, ignored = load_yaml(path), list[str]()
+    data, ignored = load_yaml(path, constants=True), list[str]()  # the hub's files of Mamba-2 have an Infinity
     if is_hugging_face(data):
         data, ignored = read_hugging_face(data, str(path))
     name = path.resolve().parent.name if path.name == "config.json" else path.stem

@@ -54,6 +54,13 @@ class Computing(Config):
         description="full recomputation ends when the last tensor that backward needs is there, before the last product of a "
         "layer (torch.utils.checkpoint's early_stop); by default as there with kernels=torch or compiled, and otherwise not",
     )
+    offload_activations: PositiveInt | None = Field(
+        None,
+        exclude_if=_is_none,
+        le=10_000,
+        description="layers, the first of the model, whose activations are kept in the CPUs' memory until their backward pass, "
+        "copied beside compute (Megatron-LM's --cpu-offloading-num-layers; Transformer Engine's get_cpu_offload_context)",
+    )
     attention: Literal["flash", "flash2", "sdpa", "flash1", "triton", "materialised"] = Field(
         "flash",
         description="attention kernel: the fastest fused one of the GPU (flash; on Hopper and later FlashAttention-3's or "

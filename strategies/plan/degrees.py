@@ -12,6 +12,14 @@ from topologies.reading import Config
 Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
 
 
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_alltoall(value: object) -> bool:
+    return value == "alltoall"
+
+
 class Degrees(Config):
     """World size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
 
@@ -30,6 +38,14 @@ class Degrees(Config):
         "the tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
     )
     imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
+    expert_spread: float | None = Field(
+        None,
+        ge=0,
+        le=100,
+        exclude_if=_is_none,
+        description="instead of imbalance, standard deviation of the tokens of a layer's experts relative to their mean: the "
+        "busiest of the ep ranks is that of random loads, drawn anew for each layer; 0: tokens choose at random",
+    )
     capacity_factor: float | None = Field(
         None,
         ge=1e-3,
@@ -41,6 +57,12 @@ class Degrees(Config):
         None,
         description="tensor parallel degree of experts: tp by default; or 1: experts are not cut, and tp ranks count among "
         "the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
+    )
+    token_dispatcher: Literal["alltoall", "deepep", "hybridep"] = Field(
+        "alltoall",
+        exclude_if=_is_alltoall,
+        description="what ep ranks exchange: a copy of a token for each of its experts (Megatron-LM's all-to-all dispatcher), or "
+        "one for each rank that has any of them (DeepEP, HybridEP: --moe-token-dispatcher-type flex)",
     )
     ep_nodes: Ranks = Field(
         1, description="nodes of the ep ranks: above 1 a token is sent to a node once, and from there to ranks (DeepSeek-V3)"

@@ -54,7 +54,7 @@ def read_options(kernels: str, given: Mapping[str, Any]) -> Options | None:
 def foreign_options(kernels: str, options: Options | None) -> Iterator[str]:
     """Stated options that the kernel set does not have."""
     if options is not None:
-        yield from (name for name in options.model_fields_set if name not in _names(kernels))
+        yield from (name for name in sorted(options.model_fields_set) if name not in _names(kernels))
 
 
 def all_options() -> Iterator[tuple[str, type[Options], list[str]]]:

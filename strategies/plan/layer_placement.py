@@ -48,8 +48,8 @@ def _given(given: tuple[int, ...], stages: int, model: Model, which: str, where:
     if len(given) != stages or sum(given) != model.layers:
         has = f"layers_per_stage has {len(given)} stages and {sum(given)} layers"
         raise UserError(f"{where}: {has} ≠ {which}, {model.layers} layers")
-    if 0 in given[1:-1] or given == (0,):
-        place = given.index(0, 1 if stages > 1 else 0)
+    if 0 in given[1:-1]:
+        place = given.index(0, 1)
         raise UserError(f"{where}: layers_per_stage: stage {place} has no layers; only the first (embedding) and last (head) can")
     return given
 

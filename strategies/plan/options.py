@@ -10,6 +10,8 @@ from topologies.documents.units import Elements
 from topologies.reading import Config
 
 FP8_WIDTH = 1  # bytes of an fp8 number
+NVFP4_WIDTH = 0.5 + 1 / 16  # bytes of a 4-bit number and its part of a scale, of which 16 have one of 8 bits
+WIDTHS = {"fp8": FP8_WIDTH, "fp4": NVFP4_WIDTH}  # by type of products
 
 
 class PowerSGD(Config):
@@ -56,14 +58,15 @@ class Offload(Config):
 
 
 class Fp8(Config):
-    """Linear layers in fp8, with `kernels: megatron` as Transformer Engine's, with `compiled` as torchao's
+    """Linear layers in fp8 or, with scaling nvfp4, in 4 bits: with `kernels: megatron` Transformer Engine's, `compiled` torchao's
     (`strategies.layers.fp8`).
     """
 
-    scaling: Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8"] = Field(
+    scaling: Literal["delayed", "tensorwise", "rowwise", "blockwise", "mxfp8", "nvfp4"] = Field(
         "tensorwise",
         description="what shares a scale: a tensor, by its maxima in past steps (delayed) or its own now (tensorwise); a row "
-        "(rowwise); 128 numbers of it (blockwise); 32 (mxfp8, of Blackwell). Megatron-LM's --fp8-recipe",
+        "(rowwise); 128 numbers of it (blockwise); 32 (mxfp8, of Blackwell). Megatron-LM's --fp8-recipe. "
+        "nvfp4: numbers of 4 bits, 16 of which share one, and all of a tensor one more (Blackwell; --fp4-recipe)",
     )
     gather: bool = Field(
         False,
@@ -84,3 +87,13 @@ class Fp8(Config):
         description="how the attention core's result is kept for its own backward pass, beside its fp8 copy for the product "
         "after it (bf16, Transformer Engine); or both as 12 bits (e5m6, DeepSeek-V3)",
     )
+
+    @property
+    def dtype(self) -> str:
+        """Type of the operands of products."""
+        return "fp4" if self.scaling == "nvfp4" else "fp8"
+
+    @property
+    def width(self) -> float:
+        """Bytes of such a number."""
+        return WIDTHS[self.dtype]

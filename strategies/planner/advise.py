@@ -23,6 +23,7 @@ from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
 from strategies.predict import prices_of
 from topologies.cluster import Cluster, Node, UnequalCluster
+from topologies.fabric import fabrics
 from topologies.reading import UserError
 
 Changes = dict[str, Any]
@@ -216,7 +217,7 @@ def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:
     largest = max((work.embedding, work.layer(0), work.head), key=lambda part: part.parameters * width + part.frozen_bytes)
     held = largest.parameters * width + largest.frozen_bytes + largest.saved + largest.restored + largest.backward_workspace
     yield f"its largest part ({largest.name}) fits one GPU when everything else is elsewhere", _fits(held, memory)
-    if node.gpus > 1:
+    if node.gpus > 1 and node.wiring != "bare":  # bare: nothing but the fabric, of which a node is a corner, joins them
         sharded = on_one_gpu.model_copy(update={"data_parallel": "zero3"})
         whole = answer(replace(job, plan=sharded, cluster=_cluster(job, node.gpus), profile=_profile(job)))
         yield "fits one node when everything is sharded", _fits(whole.worst.peak, memory)
@@ -240,11 +241,12 @@ def _profile(job: Job) -> str | None:
 
 def _cluster(job: Job, gpus: int) -> Cluster:
     """GPUs of one node of the job's cluster; one GPU alone has no links that matter."""
-    node = _tightest(job.cluster)
+    node, fabric = _tightest(job.cluster), job.cluster.fabric
     if gpus < node.gpus:
-        node = node.model_copy(update={"gpus": gpus, "nics": min(node.nics, gpus)})
+        alone = {"gpus": gpus, "nics": 0, "nic": 0.0, "wiring": "bare", "edges": (), "cpu": None}
+        node, fabric = node.model_copy(update=alone), fabrics["single"]()
     return Cluster.model_construct(
-        name=job.cluster.name, node=node, nodes=1, fabric=job.cluster.fabric, source=job.cluster.source, notes=job.cluster.notes
+        name=job.cluster.name, node=node, nodes=1, fabric=fabric, source=job.cluster.source, notes=job.cluster.notes
     )
 
 

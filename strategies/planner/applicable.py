@@ -31,6 +31,7 @@ HOW = frozenset(
         "early_stop",
         "loss",
         "fused_optimizer",
+        "offload_activations",
     }
 )
 KEPT = Computing.model_fields.keys() - HOW | {

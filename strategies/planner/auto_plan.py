@@ -193,7 +193,8 @@ def _axes(space: Space, kept: dict[str, Any], said: Collection[str]) -> Iterator
             continue
         choices = [choice for choice in axis.choices if axis.name not in kept or kept[axis.name](choice)]
         free = [{field: value for field, value in c.items() if field.removeprefix("plan.") not in said} for c in choices]
-        yield Axis(axis.name, tuple(choice for at, choice in enumerate(free) if choice not in free[:at]))
+        if free:  # else the job's own value is none of those that are tried, and stays
+            yield Axis(axis.name, tuple(choice for at, choice in enumerate(free) if choice not in free[:at]))
 
 
 def _with_offload(job: Job, space: Space, said: Collection[str]) -> Space:

@@ -17,6 +17,7 @@ from topologies.reading import UserError
 Changes = dict[str, Any]
 Ideas = Callable[[Job], Iterator[Changes]]
 OPTIMIZER = Offload.model_validate({"optimizer": "cpu"})
+AHEAD = 2  # layers whose activations stay when others' are offloaded, so that copies run beside compute
 DOUBLED = 4  # times that the nodes are doubled when no change of the plan is enough
 _FREE: Changes = {"dp": None, "accumulation": None, "microbatches_per_replica": None}  # they follow from the others
 _NEXT_ZERO = {"ddp": "zero1", "zero1": "zero2", "zero2": "zero3"}
@@ -143,4 +144,6 @@ def _with_offload(job: Job) -> Iterator[Changes]:
             yield {"offload": OPTIMIZER}
         if job.plan.shards_parameters and job.plan.offload in (None, OPTIMIZER):
             yield {"offload": EVERYTHING}
+        if job.plan.offload_activations is None and job.model.layers > AHEAD and job.model.module is None:
+            yield {"offload_activations": job.model.layers - AHEAD}
         yield from _ideas(job)

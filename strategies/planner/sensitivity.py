@@ -101,7 +101,7 @@ PRICES = (
     Price(
         "launch",
         profile=lambda profile, factor: profile.model_copy(
-            update={"launch": profile.launch * factor, "eager": profile.eager * factor}
+            update={name: getattr(profile, name) * factor for name in ("launch", "eager", "collective_call")}
         ),
     ),
     Price(

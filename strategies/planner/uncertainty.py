@@ -141,7 +141,8 @@ def _kernel_spreads(play: Play) -> dict[str, float]:
         shapes = {kernel: time for kernel, time in seconds.items() if group_of(kernel) == group}
         total = sum(shapes.values())
         if total:
-            each = {kernel: fp8 if kernel.dtype == "fp8" else single for kernel in shapes}
+            of_type = {"fp8": fp8, "fp4": math.hypot(fp8, UNMEASURED)}  # 4 bits were not measured
+            each = {kernel: of_type.get(kernel.dtype, single) for kernel in shapes}
             alone = math.sqrt(sum((time / total * each[kernel]) ** 2 for kernel, time in shapes.items()))
             part = prices.profile.provenance.get(group if group in ("gemm", "attention") else "memory")
             derived = 0.0 if part is not None and part.measured else UNMEASURED

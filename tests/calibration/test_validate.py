@@ -57,6 +57,19 @@ def test_every_variant_of_the_shipped_set_can_be_executed():
     assert {job.resolve().global_batch for job in jobs} == {8}
 
 
+def test_the_work_of_a_set_grows_with_the_processes():
+    """Its batch is for two: eight GPUs have four times as much, and one GPU has what does not cut the model."""
+    eight = read_set(None, (), cluster="dgx-h100")
+    assert {job.name for job in eight} == {job.name for job in read_set(None, ())}
+    assert {job.plan.global_batch for job in eight} == {32}
+    for job in eight:
+        job.resolve()
+    one = read_set(None, ["cluster.node.gpus=1"])
+    assert {job.plan.global_batch for job in one} == {4}
+    assert {job.resolve().grid.world for job in one} == {1}
+    assert "tensor parallel" not in {job.name for job in one}
+
+
 def test_sets_say_what_they_do_not_have(tmp_path):
     with pytest.raises(UserError, match="no variant 'DPP'; did you mean 'DDP'?"):
         read_set(None, (), ["DPP"])

@@ -162,7 +162,7 @@ def test_parts_of_training(job: shardyard.Job) -> None:
     assert plain(shardyard.straggler(trace)) == asked("straggler", trace)
 
 
-OTHERWISE = {"calibrate", "execute", "validate", "explore", "mcp", "list", "report", "topology"}
+OTHERWISE = {"calibrate", "execute", "validate", "explore", "mcp", "list", "report", "topology", "trace"}
 """Commands that measure machines, serve or write, or only print."""
 
 

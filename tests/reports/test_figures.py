@@ -12,13 +12,16 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from reports.figures import COLOURS, MEMORY, figures
+from reports.figures import COLOURS, MEMORY, figures, time_unit
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
+from reports.figures.curve import Curve, curve
 from reports.figures.gantt import gantt
+from reports.figures.growth import Growth, growth
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
 from reports.figures.staleness import staleness
+from reports.figures.steps import steps
 from reports.figures.timeline_bars import chosen, lane_names, strips
 from reports.figures.traffic import traffic
 from sim.analysis.breakdown import breakdowns
@@ -175,3 +178,29 @@ def test_white_stays_white_and_pictures_have_a_palette(tmp_path: Path, timeline:
     with Image.open(gantt(timeline, tmp_path / "gantt.png")) as picture:
         assert picture.mode == "P"
         assert picture.convert("RGB").getpixel((0, 0)) == (255, 255, 255)
+
+
+def test_steps_are_under_each_other_on_the_scale_of_the_longest(timeline: Timeline, play: Callable[..., Timeline]) -> None:
+    longer = play(tp=2, pp=2, accumulation=16)
+    panels = steps.figure({"short": timeline, "long": longer}).axes
+    assert [ax.get_title(loc="left").split(":")[0] for ax in panels] == ["short", "long"]
+    assert panels[0].get_xlim() == panels[1].get_xlim()
+    assert panels[0].get_xlim()[1] == pytest.approx(longer.step * time_unit(longer.step)[0])
+    ends = [line.get_xdata()[0] for ax in panels for line in ax.lines if line.get_color() == "black"]
+    assert ends == pytest.approx([timeline.step * time_unit(longer.step)[0], longer.step * time_unit(longer.step)[0]])
+
+
+def test_growth_has_a_panel_per_size_and_a_line_per_algorithm() -> None:
+    lines = {"ring": [(2, 1e-5), (4, 2e-5), (8, 4e-5)], "tree": [(2, 1e-5), (4, 1.5e-5), (8, 2e-5)]}
+    drawn = growth.figure(Growth("all_reduce", {f"{size} KiB": lines for size in (1, 4, 16, 64, 256, 1024)}))
+    assert [ax.get_title(loc="left") for ax in drawn.axes] == ["1 KiB", "16 KiB", "64 KiB", "1024 KiB"]
+    assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ring", "tree"]  # the slowest first
+    assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["2", "4", "8"]
+
+
+def test_a_curve_is_whole_and_its_ticks_are_what_was_asked() -> None:
+    points = [(2.0, 11_000.0, True), (4.0, 10_900.0, True), (32.0, 10_000.0, False)]
+    (ax,) = curve.figure(Curve("nodes", {"the job's plan": points})).axes
+    assert ax.get_ylim() == (0, pytest.approx(1.12 * 11_000))
+    assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "4", "32"]
+    assert ax.get_xscale() == "log"

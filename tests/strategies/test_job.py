@@ -146,3 +146,19 @@ def test_a_step_that_is_too_good_is_doubted(toy_job: Any, toy_profile: Any) -> N
     assert fast.mfu > 0.9 > slow.mfu
     assert any(note.startswith("MFU above 90 %: no published training") for note in fast.notes)
     assert not any(note.startswith("MFU above") for note in slow.notes)
+
+
+def test_a_job_that_was_read_with_texts_is_read_again_with_more() -> None:
+    job = read_job(None, ["plan.microbatch=2", "plan.global_batch=32"], model="gpt2-1.5b", cluster="dgx-h100", plan={})
+    assert job.source is not None
+    again = job.source({"plan.tp": 2})
+    assert (again.plan.microbatch, again.plan.global_batch, again.plan.tp) == (2, 32, 2)
+
+
+def test_a_mistake_in_a_files_plan_names_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("{model: gpt2-1.5b, cluster: dgx-h100, plan: {tp: 0}}")
+    with pytest.raises(UserError, match=r"mine\.yaml: plan: tp=0: input should be"):
+        read_job(file)
+    with pytest.raises(UserError, match=r"^plan: tp=0: input should be"):
+        read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"tp": 0})

@@ -36,6 +36,12 @@ def test_disjoint_nodes_on_a_fabric_that_does_not_block_are_alone_to_the_bit(pla
         assert answer.kinds == ()
 
 
+def test_jobs_that_were_asked_before_are_together_as_well() -> None:
+    jobs = [job(PLANS[0]), job(PLANS[0])]
+    assert [each.cluster.groups for each in jobs]  # worked out once, and kept in the cluster
+    assert [each.gpus for each in together(jobs, steps=1)] == [32, 32]
+
+
 def oversubscribed(times: float) -> object:
     return load_cluster("dgx-h100", 8, {"fabric": {"kind": "fat_tree", "leaf_nodes": 2, "oversubscription": times}})
 

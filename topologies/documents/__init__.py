@@ -5,10 +5,11 @@ Every syntax gives the types of JSON. No document takes gigabytes or minutes: `t
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,13 +67,16 @@ def _size(count: int) -> str:
     return f"{count / 2**20:g} MiB" if count >= 2**20 else f"{count / 2**10:g} KiB"
 
 
-def parse(text: str, suffix: str = "") -> Any:
-    """The value in a document: TOML, JSON or else YAML, as its file's ending says. Raises MalformedError."""
+def parse(text: str, suffix: str = "", constants: bool = False) -> Any:
+    """The value in a document: TOML, JSON or else YAML, as its file's ending says; constants: as in `parse_json`. Raises
+    MalformedError.
+    """
+    parser: Callable[[str], Any]
     name, parser = "YAML", parse_yaml
     if suffix.lower() == ".toml":
         name, parser = "TOML", parse_toml
     elif suffix.lower() == ".json" and text.lstrip()[:1] in ("{", "["):  # otherwise it is YAML under JSON's name
-        name, parser = "JSON", parse_json
+        name, parser = "JSON", functools.partial(parse_json, constants=constants)
     try:
         return parser(text)
     except MalformedError as error:
@@ -80,10 +84,12 @@ def parse(text: str, suffix: str = "") -> Any:
         raise MalformedError(f"not valid {name}{at}: {error}") from None
 
 
-def parse_json(text: str) -> Any:
-    """The value in a JSON document. Raises MalformedError."""
+def parse_json(text: str, constants: bool = False) -> Any:
+    """The value in a JSON document. constants: Infinity and NaN, which Python writes though JSON has no such numbers, are texts
+    of these names; otherwise they are refused. Raises MalformedError.
+    """
     try:
-        data = _DECODER.decode(text)
+        data = (_PYTHONS if constants else _DECODER).decode(text)
     except json.JSONDecodeError as error:
         raise MalformedError(error.msg, error.lineno) from None
     except RecursionError:
@@ -103,6 +109,9 @@ def _mapping(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_mapping, parse_int=parse_number, parse_float=parse_number, parse_constant=refuse_constant
 )
+
+
+_PYTHONS = json.JSONDecoder(object_pairs_hook=_mapping, parse_int=parse_number, parse_float=parse_number, parse_constant=str)
 
 
 def parse_toml(text: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ class Dragonfly(Fabric):
     2015 (doi:10.1109/CLUSTER.2015.57). With fewer groups than there could be, it starts again and pairs have parallel links.
     """
 
-    router_nodes: int = Field(ge=1, le=2**20)
+    router_nodes: int = Field(ge=1, le=2**20)  # nodes of a router
     routers: int = Field(ge=2, le=4096)  # of a group
     global_links: int = Field(ge=1, le=4096)  # of a router
     link: BytesPerSecond = Field(gt=0)  # between two routers of a group

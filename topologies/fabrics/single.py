@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from topologies.fabric import Backbone, End, Fabric, fabrics
+from topologies.fabric import AggregatingFabric, Backbone, End, SwitchTree, fabrics
 from topologies.links.topology import Ids
 from topologies.node import Node
 
 
 @fabrics("single")
-class Single(Fabric):
+class Single(AggregatingFabric):
     """All NICs hang on one switch, whose latency is on the way out of the NIC; it has no links of its own."""
 
     @property
@@ -21,6 +21,11 @@ class Single(Fabric):
     def backbone(self, node: Node, nodes: int) -> Backbone:
         """No links: out of one NIC is into the other."""
         return Backbone((), _nothing)
+
+    def switch_tree(self, node: Node, nodes: int) -> SwitchTree:
+        """The one switch."""
+        top = np.array([-1])
+        return SwitchTree(lambda end: np.zeros((len(end.gpu), 1), dtype=np.int64), top, top)
 
 
 def _nothing(a: End, b: End) -> Ids:

@@ -29,7 +29,7 @@ class Torus(Fabric):
 
     direct = True
 
-    dims: tuple[Annotated[int, Field(ge=2, le=2**20)], ...] = Field(min_length=1, max_length=20)
+    dims: tuple[Annotated[int, Field(ge=2, le=2**20)], ...] = Field(min_length=1, max_length=20)  # points along each dimension
     link: BytesPerSecond = Field(gt=0)  # between two neighbours
 
     def backbone(self, node: Node, nodes: int) -> Backbone:

@@ -12,20 +12,20 @@ from itertools import pairwise
 import numpy as np
 from pydantic import Field, model_validator
 
-from topologies.fabric import Backbone, End, Fabric, LinkRange, fabrics
+from topologies.fabric import AggregatingFabric, Backbone, End, LinkRange, SwitchTree, fabrics
 from topologies.links.topology import Ids, Values
 from topologies.node import Node
 
 
 @fabrics("fat_tree")
-class FatTree(Fabric):
+class FatTree(AggregatingFabric):
     """All NICs of `leaf_nodes` nodes hang on one leaf; leaves meet at the spine, or those of a pod do and pods meet at the core.
 
     Switches do not block; the uplinks of a leaf (of a pod) are one link per direction, of the summed rate of the NICs below over
     the oversubscription (uneven spreading of flows is not modelled). A leaf that is not full has all its uplinks.
     """
 
-    leaf_nodes: int = Field(ge=1, le=2**20)
+    leaf_nodes: int = Field(ge=1, le=2**20)  # nodes whose NICs hang on one leaf
     oversubscription: float = Field(default=1.0, ge=1, le=1e4)  # NIC bandwidth below a leaf over its bandwidth upwards
     pod_nodes: int = Field(default=0, ge=1, le=2**20)  # absent: two tiers, all leaves meet at the spine
     pod_oversubscription: float = Field(default=1.0, ge=1, le=1e4)  # bandwidth of the leaves below a pod over that to the core
@@ -79,14 +79,29 @@ class FatTree(Fabric):
         padded = np.append(rate, np.full(-len(rate) % each, rate[-1]))
         return np.asarray(padded.reshape(-1, each).sum(axis=1))
 
+    def _leaf(self, end: End, rails: int) -> Ids:
+        return end.node // self.leaf_nodes * rails + (end.rail if rails > 1 else 0)
+
+    def switch_tree(self, node: Node, nodes: int) -> SwitchTree:
+        """Leaves, then the spine (of each pod, as one), then the core."""
+        rails = self.rails(node)
+        leaves, pods = -(-nodes // self.leaf_nodes) * rails, -(-nodes // self.pod_nodes) if self.pod_nodes else 1
+        sizes = [leaves, *([pods] if leaves > 1 else []), *([1] if pods > 1 else [])]
+        links = [2 * np.arange(leaves), 2 * leaves + 2 * np.arange(pods)]
+
+        def above(end: End) -> Ids:
+            tiers = [self._leaf(end, rails), leaves + (end.node // self.pod_nodes if pods > 1 else 0 * end.node)]
+            tiers.append(np.full_like(end.node, leaves + pods))
+            return np.stack(tiers[: len(sizes)], axis=1)
+
+        up = np.concatenate([*links[: len(sizes) - 1], [-1]])
+        return SwitchTree(above, up, np.where(up < 0, -1, up + 1))
+
     def _backbone(self, ranges: Sequence[LinkRange], rails: int, first: int, pods: int) -> Backbone:
         """Routes over links numbered leaf by leaf, then pod by pod. first: the number of links of leaves."""
 
-        def leaf(end: End) -> Ids:
-            return end.node // self.leaf_nodes * rails + (end.rail if rails > 1 else 0)
-
         def routes(a: End, b: End) -> Ids:
-            up, down = leaf(a), leaf(b)
+            up, down = self._leaf(a, rails), self._leaf(b, rails)
             apart = up != down
             if not apart.any():
                 return np.empty((len(up), 0), dtype=np.int64)

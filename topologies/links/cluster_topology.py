@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from topologies.board import KINDS, Link
-from topologies.fabric import End, Fabric, LinkRange, pack
+from topologies.fabric import End, Fabric, LinkRange, SwitchTree, pack
 from topologies.links.topology import Ids, Values
 from topologies.node import Node
 
@@ -49,6 +49,8 @@ class ClusterTopology:
         self._names, self._range_names = [link.name for link in board.links], [links.name for links in ranges]
         self._per_node = len(board.links)
         self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])
+        self.generation = fabric.aggregation
+        self._tree = fabric.switch_tree(node, nodes) if self.generation else None
         tiers = fabric.periods
         self.period = None if tiers is None else node.gpus * lcm(*(below for below in tiers if below < nodes))
 
@@ -77,6 +79,8 @@ class ClusterTopology:
         when an end does not exist or a switch would have to be reached from elsewhere.
         """
         last = max(np.max(source, initial=0), np.max(destination, initial=0)) - self.gpus
+        if self._tree is not None and last >= len(PLACES) * self.nodes:
+            return self._through_switches(self._tree, np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64))
         if self._host is not None and self.nodes <= last < len(PLACES) * self.nodes:
             return self._copies(np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64))
         a, b = self._end(source), self._end(destination)
@@ -113,6 +117,33 @@ class ClusterTopology:
         if link < 0:
             raise IndexError("copies go between GPUs and memory, and between memory and disks")
         return (link + links)[:, None]
+
+    def aggregators(self, gpu: Ids) -> Ids:
+        """See `topologies.links.topology.Aggregating`: the fabric's switches are numbered after all places of nodes."""
+        assert self._tree is not None
+        flat = np.asarray(gpu, dtype=np.int64).ravel()
+        above = self._tree.above(self._end(flat)) + self.gpus + len(PLACES) * self.nodes
+        return np.reshape(above, (*np.shape(gpu), -1))
+
+    def nic_of(self, gpu: Ids) -> Ids:
+        """The link out of it that leads to the fabric."""
+        gpu = np.asarray(gpu, dtype=np.int64)
+        last = np.array([path[path >= 0][-1] for path in self._out])
+        return np.asarray(self.node_of(gpu) * self._per_node + last[self.local(gpu)])
+
+    def _through_switches(self, tree: SwitchTree, source: Ids, destination: Ids) -> Ids:
+        """Routes between GPUs and the fabric's switches, and from switch to switch; all sources are of one sort, all destinations
+        too.
+        """
+        first = self.gpus + len(PLACES) * self.nodes
+        if (source < first).all():
+            return self._ways(self._end(source), self._end(source))[0]
+        if (destination < first).all():
+            return self._ways(self._end(destination), self._end(destination))[1]
+        if (np.minimum(source, destination) < first).any():
+            raise IndexError("ways through the fabric's switches begin or end at GPUs, or lead from switch to switch")
+        links = np.where(source < destination, tree.up[source - first], tree.down[destination - first])
+        return np.asarray(links + self._starts[0])[:, None]
 
     def switch_of(self, gpu: Ids) -> Ids:
         """The switch beside each GPU that adds and copies (NVLink SHARP), an end of `routes`: gpus + its node; −1 without."""

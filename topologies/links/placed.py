@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from topologies.links.stand_in import StandIn
-from topologies.links.topology import Ids, Topology, gpu_kind, is_hosted, is_multicast, node_kind
+from topologies.links.topology import Ids, Topology, aggregation, gpu_kind, is_hosted, is_multicast, node_kind
 
 
 class PlacedTopology(StandIn):
@@ -60,6 +60,18 @@ class PlacedTopology(StandIn):
             return np.full(np.shape(gpu), -1, dtype=np.int64)
         switch = self.whole.switch_of(self._gpus[np.asarray(gpu, dtype=np.int64)])
         return np.where(switch < 0, -1, switch - self.whole.gpus + self.gpus)
+
+    def aggregators(self, gpu: Ids) -> Ids:
+        """See `topologies.links.topology.Aggregating`."""
+        known = aggregation(self.whole)
+        assert known is not None
+        return known.aggregators(self._gpus[np.asarray(gpu, dtype=np.int64)]) - self.whole.gpus + self.gpus
+
+    def nic_of(self, gpu: Ids) -> Ids:
+        """See `topologies.links.topology.Aggregating`."""
+        known = aggregation(self.whole)
+        assert known is not None
+        return known.nic_of(self._gpus[np.asarray(gpu, dtype=np.int64)])
 
     def _end(self, end: Ids) -> Ids:
         """An end of the whole cluster: its GPUs come first, then switches, memories and disks."""

@@ -98,6 +98,12 @@ def is_multicast(topology: Topology) -> TypeGuard[Multicast]:
     return hasattr(topology, "switch_of")
 
 
+def aggregation(topology: Topology) -> Aggregating | None:
+    """The topology as one whose fabric's switches may add; None where no fabric has such switches."""
+    found: Aggregating | None = topology if hasattr(topology, "aggregators") else None  # type: ignore[assignment]
+    return found if found is not None and found.generation else None
+
+
 def gpu_kind(topology: Topology, gpu: Ids) -> Ids:
     """The kind of each GPU, 0 where all are alike."""
     return topology.gpu_kind(gpu) if is_unequal(topology) else np.zeros(np.shape(gpu), dtype=np.int64)
@@ -118,3 +124,19 @@ class Multicast(Topology, Protocol):
 
     def switch_of(self, gpu: Ids) -> Ids:
         """The endpoint number (gpus or more) of the switch beside each GPU, which `routes` knows too; −1 where there is none."""
+
+
+class Aggregating(Topology, Protocol):
+    """A `Topology` whose fabric has switches that may add and copy (InfiniBand SHARP)."""
+
+    @property
+    def generation(self) -> int:
+        """Of SHARP, as jobs use it; 0: not at all."""
+
+    def aggregators(self, gpu: Ids) -> Ids:
+        """Endpoint numbers of the switches above the NIC of each GPU, from the leaf to the top, shape (…, tiers). `routes` knows
+        the way from a GPU to its leaf and from each switch to the next one, and back.
+        """
+
+    def nic_of(self, gpu: Ids) -> Ids:
+        """A number for each GPU that only GPUs with the same NIC share."""

@@ -22,6 +22,7 @@ class UnequalTopology(ClusterTopology):
     """
 
     def __init__(self, groups: Sequence[NodeGroup], fabric: Fabric) -> None:
+        self.generation, self._tree = 0, None
         counts = [group.count for group in groups]
         self.nodes = sum(counts)
         self.gpu_kinds: tuple[Gpu, ...] = tuple(dict.fromkeys(group.node.gpu for group in groups))

@@ -13,11 +13,13 @@ of the library (logical volume), not what the library's algorithm puts on the wi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.nn.parallel import comm
 from torch.utils._python_dispatch import TorchDispatchMode
 
 NAMES = {  # operator -> operation; coalesced and in-place forms have the same name
@@ -60,6 +62,12 @@ SILENT = {  # no data is sent
     "barrier",
     "monitored_barrier_",
     "check_for_nan",
+}
+COPIES = {  # of torch.nn.parallel.comm -> operation
+    "broadcast_coalesced": "broadcast",
+    "reduce_add_coalesced": "reduce",
+    "scatter": "scatter",
+    "gather": "gather",
 }
 NAMESPACES = ("c10d", "_c10d_functional")
 
@@ -118,6 +126,35 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Bytes that this rank sent over `groups` (their global ranks in any order); over all by default."""
         wanted = None if groups is None else {frozenset(group) for group in groups}
         return sum(operation.sent for operation in self.moved if wanted is None or frozenset(operation.ranks) in wanted)
+
+
+@contextmanager
+def copies_counted(counting: Counting) -> Iterator[None]:
+    """Count what torch.nn.DataParallel moves between its GPUs as well: no operations of torch.distributed, and not dispatched."""
+    before = {name: getattr(comm, name) for name in COPIES}
+
+    def counted(name: str) -> Callable[..., Any]:
+        def call(tensors: Any, *arguments: Any, **options: Any) -> Any:
+            devices = arguments[0] if arguments else options.get("devices", ())
+            operation = COPIES[name]
+            result = before[name](tensors, *arguments, **options)
+            if operation in ("broadcast", "scatter"):
+                size, count = _size(tensors), len(devices)
+            else:  # every GPU's tensors; of a sum each GPU has all of them
+                size, count = _size(tensors), len(tensors)
+                size //= count if operation == "reduce" else 1
+            counting.moved.append(Moved(operation, tuple(range(count)), float(size), sent(operation, float(size), count)))
+            return result
+
+        return call
+
+    try:
+        for name in COPIES:
+            setattr(comm, name, counted(name))
+        yield
+    finally:
+        for name, function in before.items():
+            setattr(comm, name, function)
 
 
 def _group(given: Mapping[str, Any]) -> Any:

@@ -16,9 +16,10 @@ from numpy.typing import NDArray
 
 from calibration.fit.machine.tables import Point, ascending, every_other
 from calibration.fit.published_kernels.common import ATTENTION_BOUNDS, loss, minimise
-from calibration.fit.published_kernels.products import GEMM_BOUNDS, gemm_curve
+from calibration.fit.published_kernels.products import GEMM_BOUNDS, gemm_curve, nearest
 from calibration.samples import Merged
 from sim.pricing.kernel_curves import (
+    POWER,
     AttentionCurve,
     GemmCurve,
     Hardware,
@@ -34,6 +35,7 @@ from sim.pricing.transfers.measured_tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit
+PHYSICS = ("sustained", "byte_energy", "aligned", "early")  # what is not fitted to bursts of single products
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
 CORE_TILES = ((1, 1), (8, 8), (32, 32))  # of a product on one core: rows and columns are filled up to these
@@ -88,19 +90,27 @@ def points(name: str, sizes: Array, seconds: Array, prices: Array, out: NDArray[
     return [Point(name, size, measured, predicted, held) for size, measured, predicted, held in table]
 
 
-def fit_gemm(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[GemmCurve, list[Point]]:
-    """The curve of products of one dtype, and its points by FLOPs."""
+def fit_gemm(
+    rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float, base: GemmCurve | None = None, throttling: float = POWER
+) -> tuple[GemmCurve, list[Point]]:
+    """The curve of products of one dtype, and its points by FLOPs.
+
+    base: another calibration of this kind of GPU, whose power limit, alignment and stores the curve keeps: short bursts tell
+    nothing of them. A burst is compared with the nearer of the times at the highest clock and at the limit.
+    """
+    kept_numbers = {name: getattr(base, name) for name in PHYSICS} if base is not None and gpu.sms else {}
     batch, m, n, k = columns(rows, "batch", "m", "n", "k")
     seconds, out = seconds_of(rows), kept(rows)
     traffic = WIDTH[dtype] * batch * (m * k + k * n), WIDTH[dtype] * batch * m * n
     rates, product = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), Product((batch, m, n, k), traffic)
 
     def price(curve: GemmCurve) -> Array:
-        return np.asarray(launch + gemm_clocks(curve, rates, product)[1])
+        free, limited = gemm_clocks(curve, rates, product, throttling)
+        return np.asarray(launch + nearest(free, limited, seconds - launch) if gpu.sms else launch + limited)
 
     def curve_of(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
         if gpu.sms:
-            return gemm_curve(values)
+            return gemm_curve({**values, **kept_numbers})
         single = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
         numbers: dict[str, Any] = dict(values)
         return GemmCurve.model_construct(tiles=(single,), wave=0.0, split=0.0, **numbers)

@@ -10,11 +10,14 @@ from calibration.fit.machine import kernels
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
 from calibration.fit.machine.provenance import measured_here, quality
 from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
+from calibration.fit.published_kernels.products import sustained
 from calibration.samples import Merged
+from sim.pricing.kernel_curves import GemmCurve
 from sim.pricing.prices import Overhead, Profile
 from sim.pricing.transfers.measured_tables import Wrapping
 from topologies.cluster import Cluster
 
+STEADY = 0.01  # by which products may slow down that do not reach the power limit
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",),
     "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
@@ -92,20 +95,26 @@ class Fit:
         each = self.value("launch", kind="autograd") or self.value("launch", kind="operator")
         if each:
             self.change["launch"] = each
+        call = self.value("launch", kind="collective backward") or self.value("launch", kind="collective")
+        if each and call and not self.base.synchronous:  # a CPU's collectives were timed with their calls
+            self.change["collective_call"] = each + call
 
     def gemm(self) -> None:
         """A curve per dtype."""
-        curves, compared = {}, []
+        compared: list[Point] = []
+        curves: dict[Any, GemmCurve] = {}
         every = self.of("gemm")
         for dtype in dict.fromkeys(str(sample.case["dtype"]) for sample in every):
             samples = [sample for sample in every if sample.case["dtype"] == dtype]
             if len(samples) < kernels.LEAST or dtype not in self.gpu.peak:
                 continue
-            curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch)
+            known = self.base.gemm.get(dtype)
+            curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch, known, self.base.throttling)
+            curves[dtype] = self._at_the_limit(curves[dtype], dtype)
             compared += points
         if not curves:
             return
-        self.change["gemm"] = curves
+        self.change["gemm"] = dict(self.base.gemm) | curves if self.gpu.sms else curves  # a GPU's fp8 stays as it was
         self._capped(curves, every)
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
@@ -118,6 +127,27 @@ class Fit:
             ranges,
             quality(every),
         )
+
+    def _at_the_limit(self, curve: GemmCurve, dtype: str) -> GemmCurve:
+        """With the power limit that products without a pause were measured to reach, where they were."""
+        late = self.value("sustained", kind="late", dtype=dtype)
+        early = self.value("sustained", kind="early", dtype=dtype)
+        if not (late and early and self.gpu.sms):
+            return curve
+        side = next(float(sample.case["side"]) for sample in self.of("sustained"))
+        limit = sustained(curve, self.gpu, dtype, 2 * side**3 / late, self.base.throttling, side)
+        if late < (1 + STEADY) * early:  # it does not reach the limit, which lies above what it draws
+            limit = max(limit, curve.sustained)
+        said = ", ".join(
+            f"{value:.4g} {unit}"
+            for kind, unit in (("clock", "MHz"), ("power", "W"), ("temperature", "°C"))
+            if (value := self.value("sustained", kind=kind))
+        )
+        self.result.notes.append(
+            f"{dtype} products of {side:.0f} without a pause take {late / early - 1:+.1%} once the device is warm"
+            + (f" ({said})" if said else "")
+        )
+        return curve.model_copy(update={"sustained": limit})
 
     def _capped(self, curves: Iterable[str], every: Sequence[Merged]) -> None:
         """Efficiencies are at most 1: say where the description of the hardware promises less than it does."""

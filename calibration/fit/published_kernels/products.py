@@ -117,11 +117,11 @@ def benchmarked(
     return clocks[0] + more, clocks[1] + more
 
 
-def sustained(curve: Mapping[str, float], gpu: Hardware, dtype: str, rate: float, throttling: float = POWER) -> float:
-    """`GemmCurve.sustained` such that the product of `SIDE` runs at the published `rate`, in FLOP/s, at the power limit."""
-    product = Product((1, SIDE, SIDE, SIDE), (4 * SIDE**2, 2 * SIDE**2))
-    highest, energy, alone = gemm_phases(gemm_curve(curve), Rates(gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms), product)
-    drawn = max(1.0, (2 * SIDE**3 / rate - alone) / highest) ** (1 / throttling)
+def sustained(curve: GemmCurve, gpu: Hardware, dtype: str, rate: float, throttling: float = POWER, side: float = SIDE) -> float:
+    """`GemmCurve.sustained` such that the product of m = n = k = `side` runs at `rate`, in FLOP/s, at the power limit."""
+    product = Product((1, side, side, side), (4 * side**2, 2 * side**2))
+    highest, energy, alone = gemm_phases(curve, Rates(gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms), product)
+    drawn = max(1.0, (2 * side**3 / rate - alone) / highest) ** (1 / throttling)
     return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
 
 
@@ -145,7 +145,7 @@ def fit_gemm(
 
     def numbers(x: Array) -> dict[str, float]:
         values = dict(zip(bounds, x, strict=True)) | dict(limit)
-        return values | ({"sustained": sustained(values, gpu, dtype, rate, throttling)} if rate else {})
+        return values | ({"sustained": sustained(gemm_curve(values), gpu, dtype, rate, throttling)} if rate else {})
 
     def predict(values: Mapping[str, float], at: Any) -> Array:
         free, limited = benchmarked(gemm_curve(values), values, gpu, dtype, (m[at], n[at], k[at]), throttling)

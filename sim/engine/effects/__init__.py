@@ -36,7 +36,7 @@ class Effect(Config):
 
     component: ClassVar[str] = ""  # its row in the breakdown, where it lengthens kernels
 
-    target: str
+    target: str  # what it acts on: gpu 37, node 3 nic 2, all
     text: str = ""  # as it was written
 
     def __str__(self) -> str:

@@ -18,10 +18,10 @@ from topologies.links.topology import Topology
 class Background(LinkEffect):
     """Other traffic takes `background` of the link, from `at` on: always, or for `lasting` seconds of each `every` seconds."""
 
-    background: float = Field(gt=0, lt=1)
-    at: Time = 0.0
-    lasting: Time | None = Field(None, gt=0)
-    every: Time | None = Field(None, gt=0)
+    background: float = Field(gt=0, lt=1)  # part of the link's rate
+    at: Time = 0.0  # when it begins
+    lasting: Time | None = Field(None, gt=0)  # absent: always
+    every: Time | None = Field(None, gt=0)  # from one beginning to the next
 
     @model_validator(mode="after")
     def _rests(self) -> Self:

@@ -34,8 +34,8 @@ class Failure(Effect):
 
     component: ClassVar[str] = "failure"
 
-    fails: str = Field("", max_length=0)
-    at: Time
+    fails: str = Field("", max_length=0)  # no value
+    at: Time  # when
 
     def kernels(self) -> Steps:
         """Nothing runs any more."""

@@ -19,9 +19,9 @@ from topologies.links.topology import Topology
 class Flapping(LinkEffect):
     """The link carries nothing for `down` seconds, from `at` on and then again each `every` seconds."""
 
-    down: Time = Field(gt=0)
-    at: Time = 0.0
-    every: Time | None = Field(None, gt=0)
+    down: Time = Field(gt=0)  # how long
+    at: Time = 0.0  # when it begins
+    every: Time | None = Field(None, gt=0)  # from one beginning to the next; absent: once
 
     @model_validator(mode="after")
     def _rests(self) -> Self:

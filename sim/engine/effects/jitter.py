@@ -23,9 +23,9 @@ class Jitter(Effect):
 
     component: ClassVar[str] = "jitter"
 
-    jitter: float = Field(gt=0, le=1)
-    per: Literal["block", "step"] = "block"
-    seed: int = Field(0, ge=0, le=2**31)
+    jitter: float = Field(gt=0, le=1)  # standard deviation of the factor, whose mean is 1
+    per: Literal["block", "step"] = "block"  # whether each block of kernels draws its own factor, or the GPU one for the step
+    seed: int = Field(0, ge=0, le=2**31)  # of the draws
 
     def noise(self, gpu: int) -> Callable[[], float]:
         """Factors of one GPU, which depend on the seed and its number only."""

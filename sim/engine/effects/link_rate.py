@@ -18,8 +18,8 @@ from topologies.links.topology import Topology
 class LinkRate(LinkEffect):
     """The link carries `rate` of its usual bytes per second, `latency` later."""
 
-    rate: float = Field(gt=0.0001, le=1)
-    latency: Time = 0.0
+    rate: float = Field(gt=0.0001, le=1)  # part of the link's rate that is left
+    latency: Time = 0.0  # more than the link's own
 
     def links(self, topology: Topology) -> tuple[LinkChange, ...]:
         """Each named link."""

@@ -18,7 +18,7 @@ from topologies.reading import UserError
 class LostNic(LinkEffect):
     """The NIC carries nothing; `lost` has no value."""
 
-    lost: str = Field("", max_length=0)
+    lost: str = Field("", max_length=0)  # no value
 
     def gone(self, topology: Topology) -> frozenset[int]:
         """Each named link."""

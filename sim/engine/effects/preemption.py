@@ -22,9 +22,9 @@ class Preemption(Effect):
 
     component: ClassVar[str] = "preemption"
 
-    preempted: Time = Field(gt=0)
-    at: Time = 0.0
-    every: Time | None = Field(None, gt=0)
+    preempted: Time = Field(gt=0)  # how long
+    at: Time = 0.0  # when it begins
+    every: Time | None = Field(None, gt=0)  # from one beginning to the next; absent: once
 
     @model_validator(mode="after")
     def _rests(self) -> Self:

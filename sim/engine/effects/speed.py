@@ -20,9 +20,9 @@ class Speed(Effect):
 
     component: ClassVar[str] = "slower GPU"
 
-    speed: float = Field(gt=0.001, le=1)
-    start: Time = Field(0.0, alias="from")
-    end: Time | None = Field(None, alias="to")
+    speed: float = Field(gt=0.001, le=1)  # part of the usual speed
+    start: Time = Field(0.0, alias="from")  # when it begins
+    end: Time | None = Field(None, alias="to")  # absent: never
 
     def kernels(self) -> Steps:
         """One factor, from `start` to `end`."""

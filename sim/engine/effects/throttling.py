@@ -21,9 +21,9 @@ class Throttling(Effect):
 
     component: ClassVar[str] = "throttling"
 
-    throttle: float = Field(gt=0.001, lt=1)
-    after: Time = 0.0
-    over: Time = 0.0
+    throttle: float = Field(gt=0.001, lt=1)  # part of the usual speed in the end
+    after: Time = 0.0  # when it begins
+    over: Time = 0.0  # how long it takes to get there
 
     def kernels(self) -> Steps:
         """Falling speed in STAGES equal steps."""

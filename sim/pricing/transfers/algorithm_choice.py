@@ -18,6 +18,7 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
+from sim.pricing.transfers.nccl_tuning import communicator, passed_over
 from sim.pricing.transfers.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
 from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
@@ -133,8 +134,18 @@ class AlgorithmChoice:
         return apart if whole.alone > (1 + NEAR) * min(choice.alone for choice in apart) else [whole]
 
     def _best(self, work: Collective | Send, able: list[Traffic]) -> Choice:
-        best = min(self.ways(work, able), key=lambda priced: priced.alone)
+        passed = self._passed_over(work, able)
+        best = min(self.ways(work, [way for way in able if way.algorithm != passed]), key=lambda priced: priced.alone)
         return Choice(best.traffic, best.protocol, best.alone)
+
+    def _passed_over(self, work: Collective | Send, able: list[Traffic]) -> str:
+        """Of rings and trees the one that NCCL's own estimate rules out, where it has the choice; "" elsewhere."""
+        names = {traffic.algorithm for traffic in able}
+        if isinstance(work, Send) or not {"all_reduce/ring", "all_reduce/tree"} <= names:
+            return ""
+        if split(work.algorithm, work.operation)[0] != "auto" or "ll" not in self._of(able[0]).prices.profile.protocols:
+            return ""
+        return passed_over(communicator(self.topology, self.grid, able[0]), work.bytes)
 
     def ways(self, work: Collective | Send, able: list[Traffic]) -> list[TransferCost]:
         """The cost of `work` on its own by each algorithm of `able` and each usable protocol. Raises UserError when there is

@@ -110,10 +110,12 @@ class CollectiveCosts(AlgorithmChoice):
         return kinds
 
     def options(self, work: Collective | Send, cohort: int) -> list[TransferCost]:
-        """`work` on its own by every algorithm and protocol that the slowest kind of its sibling groups may use. Raises UserError
-        when there is none.
+        """`work` on its own by every algorithm and protocol that the slowest kind of its sibling groups may use, first the
+        ones that do. Raises UserError when there is none.
         """
-        return self.ways(work, self._slowest(work, cohort))
+        job = _longest(self.kinds(work, cohort))
+        runs = job.traffic.algorithm, job.protocol
+        return sorted(self.ways(work, self._slowest(work, cohort)), key=lambda way: (way.traffic.algorithm, way.protocol) != runs)
 
     def shapes(self, work: Collective | Send, cohort: int) -> dict[str, Shape]:
         """The load on links of each algorithm that may run `work`, by its full name."""

@@ -29,9 +29,13 @@ from topologies.reading import Config, nearest
 SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)
 IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
+COLLNET, IN_SWITCH_COLLNET = ("collnet",), ("in_switch_collnet",)
 OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
     "in_switch": IN_SWITCH,
     "in_switch_tree": IN_SWITCH,
+    "in_switch_collnet": IN_SWITCH_COLLNET,
+    "collnet_direct": COLLNET,
+    "collnet_chain": COLLNET,
     "send": P2P,
     "all_to_all": P2P,
     "all_to_allv": P2P,
@@ -39,9 +43,9 @@ OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
     "scatter": P2P,
 }
 NCCL = {  # what NCCL chooses from, where others exist too: github.com/NVIDIA/nccl src/graph/tuning.cc, topoGetAlgoInfo
-    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree"),
-    "all_gather": ("ring", "pat"),
-    "reduce_scatter": ("ring", "pat"),
+    "all_reduce": ("ring", "tree", "in_switch", "in_switch_tree", "in_switch_collnet", "collnet_direct", "collnet_chain"),
+    "all_gather": ("ring", "pat", "collnet_direct"),
+    "reduce_scatter": ("ring", "pat", "collnet_direct"),
     "broadcast": ("chain",),
     "reduce": ("chain",),
     "all_to_all": ("direct",),
@@ -88,6 +92,31 @@ def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, Lin
             efficiency=price.efficiency * share, latency=min(latency, price.latency), fill=price.fill
         )
         result[kind] = links.get(kind, other)
+    return result
+
+
+def with_collnet(protocols: Mapping[str, Transport], simple: Mapping[str, LinkPrice]) -> dict[str, Transport]:
+    """`protocols` and, where NCCL's are among them, reductions in the fabric's switches, which nobody's sweep here measured.
+
+    NCCL's own figures (src/graph/tuning.cc at 5067397c): CollNet has no base, 3.7 us per step over NVLink and 31 us over the
+    network, up and down together; it reaches 0.85 of what rings do, which from 0.94 of a NIC leaves the 20 of 25 GB/s that a
+    maintainer names (issue 320 of github.com/NVIDIA/nccl). NVLS with CollNet costs what NVLS does in the node.
+    """
+    result = dict(protocols)
+    if "ll" not in protocols:
+        return result
+    network = {
+        kind: LinkPrice.model_construct(efficiency=simple[kind].efficiency * 0.85, latency=latency, fill=0.0)
+        for kind, latency in (("nic", 15.5e-6), ("spine", 0.0))
+    }
+    inside = {
+        kind: LinkPrice.model_construct(efficiency=price.efficiency, latency=3.7e-6, fill=price.fill)
+        for kind, price in simple.items()
+    }
+    result.setdefault("collnet", Transport.model_construct(base=0.0, links=inside | network))
+    if "in_switch" in protocols:
+        switch = protocols["in_switch"]
+        result.setdefault("in_switch_collnet", Transport.model_construct(base=switch.base, links=dict(switch.links) | network))
     return result
 
 
@@ -167,7 +196,7 @@ def considered(operation: str, names: Sequence[str], priced: Mapping[str, Any], 
     if not {"ll", "ll128"} & set(priced):
         return tuple(names)
     known = NCCL.get(operation, tuple(names))
-    fits = {"pat": each == 1, "in_switch": each >= SWITCHED, "in_switch_tree": each >= SWITCHED}
+    fits = {"pat": each == 1} | dict.fromkeys(("in_switch", "in_switch_tree", "in_switch_collnet"), each >= SWITCHED)
     return tuple(name for name in names if name in known and fits.get(name, True)) or tuple(names)
 
 

@@ -20,7 +20,7 @@ from sim.grid import Grid
 from sim.pricing.transfers.wiring import Traffic, endpoints, members, rings, schedule
 from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.impaired import varying
-from topologies.links.topology import Topology, is_unequal, node_kind
+from topologies.links.topology import Topology, aggregation, is_unequal, node_kind
 
 _VARYING = np.uint64(0xD6E8FEB86659FD93)
 
@@ -43,6 +43,8 @@ def placements(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[tuple[
     where = _pattern(topology.node_of(groups))
     if (kind := node_kind(topology, groups)).any():
         where = np.concatenate([where, kind], axis=1)
+    if (fabric := aggregation(topology)) is not None:
+        where = np.concatenate([where, *map(_pattern, np.moveaxis(fabric.aggregators(groups), 2, 0))], axis=1)
     if not 2 < groups.shape[1] <= MEMBERS:  # no rings along direct links
         return _classes(numbered(where))
     _, first, each = np.unique(topology.node_of(np.arange(topology.gpus)), return_index=True, return_inverse=True)

@@ -7,7 +7,7 @@ every link.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -16,8 +16,9 @@ import numpy as np
 from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
+from sim.pricing.transfers.aggregation import above
 from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
-from topologies.links.topology import Topology, is_hosted, is_multicast
+from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
 
 MANY = 64  # stretches of one collective that are kept apart
@@ -89,10 +90,13 @@ def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
     last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
     if traffic.algorithm.startswith("copy/"):
         return _ends_of_copies(topology, groups, *traffic.algorithm.split("/")[1:])
-    if last < groups.shape[1] or not is_multicast(topology):
-        return groups
-    switches = topology.switch_of(groups)
-    return np.concatenate([groups, switches[:, np.sort(np.unique(switches[0], return_index=True)[1])]], axis=1)
+    ends, size = [groups], groups.shape[1]
+    if last >= size and is_multicast(topology) and (switches := topology.switch_of(groups)).min() >= 0:
+        ends.append(switches[:, np.sort(np.unique(switches[0], return_index=True)[1])])
+        size += ends[-1].shape[1]
+    if last >= size and (fabric := above(topology, groups)) is not None:
+        ends.append(fabric.switches)
+    return np.concatenate(ends, axis=1)
 
 
 def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: str) -> Ids:
@@ -116,7 +120,21 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
     place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings(topology, tuple(first.tolist())))
+    if aggregation(topology) is not None:
+        place = _below_switches(place, topology, grid, traffic, first)
     return algorithms[traffic.algorithm](place)
+
+
+def _below_switches(place: Place, topology: Topology, grid: Grid, traffic: Traffic, first: Ids) -> Place:
+    """`place` with the fabric's switches, where they add for all sibling groups at once."""
+    fabric = above(topology, members(grid, traffic._replace(groups=())))
+    if fabric is None or place.size < 2:
+        return place
+    fabric = above(topology, first[None]) or fabric
+    inside = [np.array(node) for node in place.per_node() if len(node) > 1]
+    pairs = [(first[node[:1]], first[node[1:2]]) for node in inside]
+    switched = all(topology.routes(*pair).shape[1] > 1 and not place.rings for pair in pairs)
+    return replace(place, leaf=fabric.leaf, above=fabric.above, nic=fabric.nic, switched=switched)
 
 
 @lru_cache(maxsize=1024)

@@ -80,6 +80,8 @@ def _read_fsdp(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     if fsdp.value("fsdp_version", 1) == 2:
         return plan | {"data_parallel": "zero3", "reshard": fsdp.flag("fsdp_reshard_after_forward", True)}
     hook, hybrid = fsdp.choice("fsdp_sharding_strategy", _FSDP, "FULL_SHARD")
+    if hook == "zero3":
+        plan["framework"] = {"flat_parameters": True}  # FSDP1's
     return plan | {"data_parallel": hook} | ({"shard": gpus_per_node} if hybrid else {})
 
 

@@ -68,6 +68,8 @@ def _read(path: Path) -> ReadSettings:
         plan["precision"] = "bf16" if bf16 else "fp16" if fp16 else "fp32"
     plan["gradients"] = keys.section("data_types").choice("grad_accum_dtype", _TYPES)
     plan |= read_zero(keys.section("zero_optimization"))
+    if bf16 and plan["data_parallel"] == "ddp" and keys.section("data_types").value("grad_accum_dtype") is None:
+        plan["gradients"] = "fp32"  # deepspeed/runtime/engine.py, get_data_types
     checkpointing = keys.section("activation_checkpointing")
     kept = {name: True for name in _CHECKPOINTING if checkpointing.flag(name, False)}
     if kept and "deepspeed" in plan:  # of a model that recomputes its layers

@@ -68,6 +68,8 @@ def read_model(flags: Keys) -> dict[str, Any]:
             "first_dense": _first_dense(flags),
             "router_bias": flags.flag("moe-router-enable-expert-bias", False),
         }
+    if depth := flags.optional("mtp-num-layers"):
+        model["mtp"] = depth
     if flags.flag("multi-latent-attention", False):
         model["latent"] = {field: value for field, name in _LATENT.items() if (value := flags.optional(name)) is not None}
         model.pop("head_dim", None)
@@ -110,6 +112,7 @@ _WITHOUT = {
     "patches": None,
     "pattern": (),
     "classes": 0,
+    "state_space": None,
 }
 
 
@@ -158,6 +161,7 @@ def model_flags(model: Model, tp: int) -> Flags:
         if model.experts.first_dense:
             dense = model.experts.first_dense
             flags.append(("--moe-layer-freq", f'"([0]*{dense}+[1]*{model.layers - dense})"'))
+    flags += [("--mtp-num-layers", model.mtp)] if model.mtp else []
     if model.latent:
         flags.append(("--multi-latent-attention", None))
         flags += [("--" + name, value) for field, name in _LATENT.items() if (value := getattr(model.latent, field)) is not None]

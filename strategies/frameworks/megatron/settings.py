@@ -57,7 +57,6 @@ def _read(path: Path) -> ReadSettings:
         "overlap-param-gather",
         "use-megatron-fsdp",
         "use-flash-attn",
-        "moe-token-dispatcher-type",
         "rdzv-backend",
         "rdzv-endpoint",
         "use-mcore-models",
@@ -89,6 +88,8 @@ def _read_kernels(flags: Keys) -> dict[str, Any]:
     if flags.choice("fp8-format", {None: False, "e4m3": True, "hybrid": True}):
         scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
         fields["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
+    if flags.choice("fp4-format", {None: False, "e2m1": True}) and flags.choice("fp4-recipe", {"nvfp4": True}, "nvfp4"):
+        fields["fp8"] = {"scaling": "nvfp4"}
     return fields
 
 
@@ -124,6 +125,8 @@ def _read_recompute(flags: Keys) -> dict[str, Any]:
         names = [str(name).replace("-", "_") for name in (modules if isinstance(modules, list) else [modules])]
         if names != ["core_attn"]:
             fields["recompute_modules"] = names
+    if layers := flags.optional("cpu-offloading-num-layers"):
+        fields["offload_activations"] = layers
     return fields
 
 
@@ -133,6 +136,13 @@ def _read_experts(flags: Keys) -> dict[str, Any]:
         fields["expert_tp"] = degree
     if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:
         fields["capacity_factor"] = number(flags, "moe-expert-capacity-factor", factor)
+    dispatcher = flags.choice(
+        "moe-token-dispatcher-type", {"alltoall": "alltoall", "allgather": "alltoall", "flex": "flex"}, "alltoall"
+    )
+    backend = flags.choice("moe-flex-dispatcher-backend", {"deepep": "deepep", "hybridep": "hybridep"}, "deepep")
+    flags.flag("moe-enable-deepep", False)  # which `flex` has by default
+    if dispatcher == "flex":
+        fields["token_dispatcher"] = backend
     if flags.flag("moe-pad-expert-input-to-capacity", False):
         fields["pad_to_capacity"] = True
     return fields
@@ -167,7 +177,9 @@ def _write(job: Job) -> WrittenSettings:
     flags = model_flags(job.model.model_copy(update={"context": max(job.model.context, plan.sequence)}), own.tp)
     flags += [("--" + name, batch.get(field) or getattr(own, field)) for field, name in _DEGREES.items()]
     flags += [("--" + own.precision, None)] if own.precision in ("bf16", "fp16") else []
-    if own.fp8 is not None:
+    if own.fp8 is not None and own.fp8.scaling == "nvfp4":
+        flags += [("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4")]
+    elif own.fp8 is not None:
         flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", own.fp8.scaling if own.fp8.scaling in _RECIPES else "delayed")]
         flags += [("--fp8-param-gather", None)] * own.fp8.gather
     if own.cp > 1:
@@ -225,6 +237,8 @@ def _recompute_flags(plan: Plan) -> Flags:
         ]
     if plan.recompute == "selective" and plan.recompute_modules is not None:
         flags.append(("--recompute-modules", " ".join(plan.recompute_modules)))
+    if plan.offload_activations is not None:
+        flags.append(("--cpu-offloading-num-layers", plan.offload_activations))
     return flags + [("--tp-comm-overlap", None)] * (plan.overlap_tp == "pieces")
 
 

@@ -14,10 +14,11 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from strategies.models.importers.unread import NOT_READ, may_change_sizes
+from strategies.models.importers.unread import NOT_READ, OTHERS, may_change_sizes
 from topologies.reading import UserError, shown
 from topologies.registry import Registry
 
+PREDICTION_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of files whose classes ignore them
 MOST = 10**15  # of a number of things
 
 
@@ -135,11 +136,16 @@ def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, An
     _all_alike(reader, fields)
     _all_known(reader, inner or data)
     outer_ignored = [
-        f"{key} (the language model alone is simulated)" if key.endswith("_config") and inner else key
+        f"{key} (the language model alone is simulated)" if key.endswith("_config") and inner else _ignored(key, data[key])
         for key in data
         if key not in reader.read and key != "text_config"
     ]
-    return fields, sorted(outer_ignored + [f"text_config.{key}" for key in inner if key not in reader.read])
+    return fields, sorted(outer_ignored + [f"text_config.{_ignored(key, inner[key])}" for key in inner if key not in reader.read])
+
+
+def _ignored(key: str, value: Any) -> str:
+    """How an ignored key is listed: what a model has that transformers' class does not build can be asked for."""
+    return f"{key} (model.mtp={value} has them)" if key in PREDICTION_LAYERS and value else key
 
 
 def _all_known(reader: Reader, data: Mapping[str, Any]) -> None:
@@ -173,7 +179,7 @@ def _importer(reader: Reader) -> Importer:
     if name in model_type:
         return model_type[name]
     close = difflib.get_close_matches(name[:40], model_type, n=1, cutoff=0.85)
-    misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in NOT_READ
+    misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in {*NOT_READ, *OTHERS}
     hint = f"; did you mean '{close[0]}'?" if misspelt else f": {NOT_READ.get(name, 'no importer reads it')}"
     ways = "describe a model of its sizes in a YAML (docs/models.md)"
     if "whose kernels no profile has measured" not in hint:

@@ -17,7 +17,7 @@ def deepseek_v2(config: Reader) -> dict[str, Any]:
 @model_type("kimi_k2")
 @model_type("deepseek_v3")
 def deepseek_v3(config: Reader) -> dict[str, Any]:
-    """DeepSeek-V3, R1 and Kimi K2 without the prediction layers, whose `num_nextn_predict_layers` is reported as ignored."""
+    """DeepSeek-V3, R1 and Kimi K2 without the prediction layers, as transformers builds them."""
     return _deepseek(config, "noaux_tc")
 
 

@@ -35,5 +35,6 @@ def gpt2(config: Reader) -> dict[str, Any]:
 @model_type("gpt_bigcode")
 def gpt_bigcode(config: Reader) -> dict[str, Any]:
     """StarCoder: GPT-2 with one head of keys and values."""
+    config.value("num_key_value_heads")  # which transformers derives from multi_query
     config.harmless("attention_softmax_in_fp32", "scale_attention_softmax_in_fp32", "inference_runner", "max_batch_size")
     return gpt2(config) | ({"kv_heads": 1} if config.flag("multi_query", True) else {})

@@ -97,9 +97,9 @@ HARMLESS = frozenset(
 _SCAN = "its layers are state-space scans, whose kernels no profile has measured"
 _HYBRID = "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"
 NOT_READ = {
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "xlstm", "rwkv"), _SCAN),
-    **dict.fromkeys("bamba falcon_h1 granitemoehybrid jamba kimi_linear lfm2".split(), _HYBRID),
-    **dict.fromkeys("nemotron_h qwen3_next qwen3_5 recurrent_gemma zamba zamba2".split(), _HYBRID),
+    **dict.fromkeys(("mamba", "falcon_mamba", "xlstm", "rwkv"), _SCAN),
+    **dict.fromkeys("jamba kimi_linear lfm2".split(), _HYBRID),
+    **dict.fromkeys("qwen3_next qwen3_5 recurrent_gemma zamba zamba2".split(), _HYBRID),
     "gemma3n": "its per-layer embeddings and alternating updates are not simulated",
     "deepseek_v32": "its sparse attention has an indexer that is not simulated",
     "albert": "its layers share one set of parameters, which is not simulated",
@@ -107,6 +107,12 @@ NOT_READ = {
     "deit": "it has a distillation token besides the class token, which is not simulated",
     "clip": "it trains two encoders on one loss, which is not simulated",
 }
+# Types that are read, and whose classes run other kernels on GPUs than they dispatch without one.
+OTHER_KERNELS = frozenset("mamba2 bamba falcon_h1 granitemoehybrid nemotron_h".split())
+# Types of transformers whose names are close to one that is read, and whose models are not.
+OTHERS = frozenset(
+    "glm4v glm4v_moe gpt_neo ibert ministral mllama molmo2 pixtral qwen3_vl_moe umt5 vilt vits xglm xlm-roberta-xl".split()
+)
 # One size by several names: harmless where it agrees with the one that was read.
 ALIASES = (
     frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"}),

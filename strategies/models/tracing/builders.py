@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from strategies.models.importers.unread import NOT_READ
+from strategies.models.importers.unread import NOT_READ, OTHER_KERNELS
 from strategies.models.tracing.inputs import InputSpec, parse_inputs
 from strategies.models.tracing.records import BUILDERS, Builder, Module
 from topologies.reading import UserError, is_there, load_text, load_yaml, shown
@@ -93,10 +93,13 @@ def _of_transformers(file: str) -> Any:
     Raises UserError where transformers is not installed or knows no such class, and for layers that run other kernels on GPUs
     than those that it dispatches here.
     """
-    data = load_yaml(Path(file))
+    data = load_yaml(Path(file), constants=True)
     kind, names = str(data.pop("model_type", "")), data.pop("architectures", None) or [""]
     if "whose kernels no profile has measured" in NOT_READ.get(kind, ""):
         raise UserError(f"{file}: model_type '{kind}': {NOT_READ[kind]}")
+    if kind in OTHER_KERNELS:
+        why = "on GPUs its state-space scans run other kernels than its class dispatches here"
+        raise UserError(f"{file}: model_type '{kind}': {why}; without --input the file is read, and they are simulated")
     try:
         import transformers
         from transformers import masking_utils

@@ -60,6 +60,11 @@ def _built(module: Module, dtype: torch.dtype) -> nn.Module:
         raise UserError(f"model {module.source}: failed while it was made: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
         raise UserError(f"model {module.source}: made {type(net).__name__}, which is no torch.nn.Module")
+    for name, each in net.named_modules():
+        if isinstance(each, nn.RNNBase):  # without a GPU PyTorch dispatches other operators, step by step
+            what = f"{f'{name} is an ' if name else 'it is an '}nn.{type(each).__name__}"
+            why = "GPUs run it as one kernel of cuDNN, which no profile has measured"
+            raise UserError(f"model {module.source}: {what}: {why}; trace the module without it, or its products as nn.Linear")
     return net.to(device="meta", dtype=dtype).train()
 
 

@@ -39,6 +39,27 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
             yield from _moments(plan, f"{field}={getattr(plan, field)}")
     if plan.recompute_modules is not None:
         yield from _modules(plan, model, plan.recompute_modules)
+    if plan.offload_activations:
+        yield from _activations(plan, model, plan.offload_activations)
+
+
+def _activations(plan: Plan, model: Model, count: int) -> Iterator[str]:
+    """What excludes Transformer Engine's offloading of activations: the first two are Megatron-LM's own rules
+    (megatron/core/transformer/transformer_config.py, cpu_offloading).
+    """
+    said = f"offload_activations={count}"
+    if plan.pp > 1:
+        yield f"{said} contradicts pp={plan.pp}: layers are counted over one pass, and Megatron-LM has it without pipelines only"
+    if plan.recompute != "none" and not plan.of_pytorch:
+        yield f"{said} contradicts recompute={plan.recompute}: Megatron-LM has one or the other"
+    if count >= (model.layers if model.module is None else count + 1):
+        yield f"{said} must be less than layers={model.layers}: activations of the last one are needed at once"
+    if plan.schedule != "1f1b":
+        yield f"{said} contradicts schedule={plan.schedule}: passes are whole, one after the other"
+    if plan.deepspeed is not None:
+        yield f"{said} contradicts deepspeed, which has cpu_checkpointing"
+    if plan.data_parallel == "dataparallel":
+        yield f"{said} with data_parallel={plan.data_parallel} is not simulated"
 
 
 def _packed(plan: Plan, model: Model) -> Iterator[str]:
@@ -140,6 +161,9 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     for field in ("dispatch", "activation_func_input_store", "attention_output"):
         if field in fp8.model_fields_set and not plan.kernel_set.fp8_experts:
             yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
+    if fp8.scaling == "nvfp4":
+        stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]
+        yield from (f"{name}=true contradicts fp8.scaling=nvfp4: it is of 8 bits" for name in stated)
     if fp8.dispatch and model.experts is None:
         yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:

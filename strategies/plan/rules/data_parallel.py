@@ -82,14 +82,17 @@ def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
         yield f"fused_optimizer=false contradicts {named}: the CPUs update in one pass"
     if plan.ep_of_dp > 1:
         yield f"{named} with ep={plan.ep} is not simulated yet"
-    if plan.pp > 1 and model.tied:
-        yield f"{named} with pp={plan.pp} and the tied embedding of {model.name} is not simulated yet"
+    if plan.pp > 1 and (model.tied or model.mtp):
+        shared = "the tied embedding" if model.tied else f"mtp={model.mtp}"
+        yield f"{named} with pp={plan.pp} and {shared} of {model.name} is not simulated yet"
 
 
 def hosted(plan: Plan, cpu: Cpu | None) -> Iterator[str]:
     """What is offloaded needs a place that the cluster describes."""
     if plan.deepspeed is not None and plan.deepspeed.cpu_checkpointing and cpu is None:
         yield "deepspeed.cpu_checkpointing needs node.cpu, which the cluster does not describe: its memory and bandwidth"
+    if plan.offload_activations and cpu is None:
+        yield "offload_activations needs node.cpu, which the cluster does not describe: its memory and bandwidth"
     if plan.offload is None:
         return
     if cpu is None:

@@ -16,7 +16,10 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
     sizes = [
         size
         for own, _ in model.distinct_layers
-        for size in ((own.heads, "attention heads"), (own.kv_heads, "key-value heads"), (own.ffn, "MLP columns"))
+        for size in (
+            *(((own.heads, "attention heads"), (own.kv_heads, "key-value heads")) if own.has_attention else ()),
+            *([(own.ffn, "MLP columns")] if own.feed_forward else []),
+        )
     ]
     for count, what in dict.fromkeys(sizes if model.module is None else ()):
         # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do

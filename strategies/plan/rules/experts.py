@@ -22,8 +22,14 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
     if moe is None or (ep == 1 and not plan.whole_experts):
         if plan.imbalance != 1:
             yield f"imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
+        if plan.token_dispatcher != "alltoall":
+            yield f"token_dispatcher={plan.token_dispatcher} needs ep > 1: with ep=1 nothing is exchanged"
+        if plan.expert_spread is not None:
+            yield f"expert_spread={plan.expert_spread:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
     else:
         yield from _spread(moe, plan, dp)
+    if plan.expert_spread is not None and plan.imbalance != 1:
+        yield f"expert_spread={plan.expert_spread:g} contradicts imbalance={plan.imbalance:g}: both say how busy a rank is"
     if moe:
         yield from _expert_columns(moe, plan)
     if plan.pad_to_capacity and plan.capacity_factor is None:

@@ -19,7 +19,7 @@ def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
     said = f"schedule={plan.schedule} is asynchronous"
     if not plan.hook.asynchronous:
         yield f"{said}: each rank keeps whole versions of its parameters, which data_parallel={plan.data_parallel} shards"
-    if model.tied and plan.pp > 1:
+    if (model.tied or model.mtp) and plan.pp > 1:
         yield f"{said}: the first and the last stage, updated at different times, cannot share {model.name}'s embedding"
     if microbatches < plan.pp:
         why = "the steady state repeats, and two versions suffice, from then on"

@@ -76,8 +76,8 @@ def memory_of(job: Job, prices: Prices) -> float:
 
 
 def bounded(plan: Resolved) -> bool:
-    """Whether its schedule makes its program."""
-    return hook_of(plan.data_parallel).program is Hook.program
+    """Whether its schedule makes its program, and keeps activations on the GPU."""
+    return hook_of(plan.data_parallel).program is Hook.program and not plan.offload_activations
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:

@@ -179,6 +179,11 @@ def test_commands_for_clusters():
     assert shlex.split(container["command"][2])[-1] == 'it\'s "mine".yaml'
     assert container["resources"]["limits"] == {"cpu": 2}
     assert "gpus" not in launch_text("slurm", command, 4, 8, gpus=False)
+    # srun gives a task one core unless it is told otherwise, and gloo and NCCL a network by chance where there are several
+    assert "srun --cpus-per-task=$SLURM_CPUS_ON_NODE env" in launch_text("slurm", command, 4, 8)
+    assert "srun --cpus-per-task=8 env" in launch_text("slurm", command, 4, 8, gpus=False)
+    assert "NCCL_SOCKET_IFNAME" in launch_text("slurm", command, 4, 8)
+    assert "rdma/hca" in launch_text("k8s", command, 4, 8)
     for how in ("local", "slurm"):
         subprocess.run(["bash", "-n"], input=launch_text(how, command, 1, 2), text=True, check=True)
     with pytest.raises(UserError, match="the job has 2 nodes"):

@@ -23,7 +23,7 @@ def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         bench = Bench(Place(0, 1, 0, "cpu", (), lambda _: None), 0.01)
         alone = collectives.Group((0,), 1, None, 0)
         true = collectives.prepared
-        probe = collectives.probes(grid("cpu", True), [alone], "cpu", 2**14)[0]
+        probe = collectives.probes(grid("cpu", True), [alone], 2**14)[0]
         assert probe.run(bench).value > 0
         monkeypatch.setattr(collectives, "prepared", lambda *a: (*true(*a)[:2], [2.0]))
         with pytest.raises(UserError, match="all_reduce of 1024 bytes among 1 ranks: the result is wrong"):
@@ -41,6 +41,16 @@ def test_wrong_sum_is_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         ([0.0, 2.0], [[(0, 1)]]),
         ([0, 0, 2, 2], [[(0, 1), (2, 3)], [(0, 2), (1, 3)], [(0, 1, 2, 3)]]),
         ([0, 0, 2], [[(0, 1, 2)]]),
+        ([0, 1, 2, 3], [[(0, 1), (2, 3)], [(0, 1, 2, 3)]]),  # sends between nodes are of pairs
+        (
+            [0, 0, 2, 2, 4, 4, 6, 6],
+            [
+                [(0, 1), (2, 3), (4, 5), (6, 7)],
+                [(0, 2), (1, 3), (4, 6), (5, 7)],
+                [(0, 2, 4, 6), (1, 3, 5, 7)],
+                [tuple(range(8))],
+            ],
+        ),
     ],
 )
 def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list[list[tuple[int, ...]]]) -> None:

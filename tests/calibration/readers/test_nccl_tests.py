@@ -27,6 +27,29 @@ def test_log_with_interval_columns_blank_half_and_no_name() -> None:
     assert [row.seconds for row in log.rows] == pytest.approx([22.5e-6, 60.7e-6, 118.5e-6, 325.4e-6])
 
 
+def test_log_of_rccl_tests(tmp_path: Path) -> None:
+    """AMD's fork prints its version without a #, and names AMD's GPUs; times are made up."""
+    ranks = "".join(
+        f"#  Rank  {rank} Group  0 Pid   {7085 + rank} on node-7 device  {rank} [0000:{rank}5:00] AMD Instinct MI300X\n"
+        for rank in range(8)
+    )
+    head = "# nThread 1 nGpus 1 minBytes 8 maxBytes 8589934592 step: 2(factor) warmup iters: 5 iters: 20 agg iters: 1\n#\n"
+    columns = (
+        "#       size         count      type   redop    root     time   algbw   busbw #wrong     time   algbw   busbw #wrong\n"
+    )
+    rows = (
+        "    67108864      16777216     float     sum      -1   420.00  159.78  279.62      0   380.00  176.60  309.05      0\n"
+    )
+    path = tmp_path / "all_reduce_perf.log"
+    path.write_text(
+        f"{head}rccl-tests: Version develop:a7809b3\n# Using devices\n{ranks}#\n{columns}{rows}# Out of bounds values : 0 OK\n"
+    )
+    log = read_nccl_tests(path)
+    assert (log.operation, log.ranks, log.nodes, log.gpus) == ("all_reduce", 8, 1, ("AMD Instinct MI300X",))
+    assert [(row.bytes, row.seconds) for row in log.rows] == [(67108864.0, pytest.approx(400e-6))]
+    assert log.ignored == []
+
+
 def test_json(tmp_path: Path) -> None:
     half = {"time": 40.0, "alg_bw": 1.0, "bus_bw": 1.0, "nwrong": 0}
     results = [

@@ -60,6 +60,9 @@ ACROSS_NODES = {
     "gather/flat": (0, 0.13),
     "reduce/flat": (0, 0.13),
     "all_reduce/in_switch_tree": (-0.02, 0.05),
+    "all_reduce/collnet_chain": (-0.02, 0.02),
+    "all_reduce/collnet_direct": (-0.02, 0.02),
+    "all_reduce/in_switch_collnet": (-0.02, 0.02),
 }
 LINKS = {kind: {"efficiency": 0.8, "latency": "2 us"} for kind in ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")}
 ALL = [name for name in algorithms if not name.startswith(("send", "all_to_allv"))]
@@ -88,7 +91,7 @@ def test_fluid_equals_stepped_behind_a_switch(name, toy_cluster, toy_prices) -> 
 def test_fluid_equals_stepped_between_nodes_of_one_member(name, toy_cluster, toy_prices) -> None:
     """Eight sibling groups at a time, each with a NIC of its own: as exact as behind a switch."""
     prices = toy_prices(links=LINKS | {"nic": {"efficiency": 0.9, "latency": "10 us"}})
-    cases = [(Grid.of(tp=8, dp=nodes), toy_cluster(8, nodes, nvlink="8 GB/s")) for nodes in (2, 4, 5)]
+    cases = [(Grid.of(tp=8, dp=nodes), toy_cluster(8, nodes, nvlink="8 GB/s", sharp=3)) for nodes in (2, 4, 5)]
     compare(name, BEHIND_A_SWITCH.get(name, (0, 0)), cases, prices)
 
 
@@ -96,7 +99,10 @@ def test_fluid_equals_stepped_between_nodes_of_one_member(name, toy_cluster, toy
 def test_fluid_and_stepped_across_nodes(name, toy_cluster, toy_prices) -> None:
     prices = toy_prices(links=LINKS | {"nic": {"efficiency": 0.9, "latency": "10 us"}})
     sizes = [(1, 2), (4, 4), (1, 3), (1, 8)]
-    cases = [(Grid.of(tp=tp, dp=8 * nodes // tp), toy_cluster(8, nodes, nvlink="8 GB/s", multicast=True)) for tp, nodes in sizes]
+    cases = [
+        (Grid.of(tp=tp, dp=8 * nodes // tp), toy_cluster(8, nodes, nvlink="8 GB/s", multicast=True, sharp=3))
+        for tp, nodes in sizes
+    ]
     compare(name, ACROSS_NODES.get(name, (0, 0)), cases, prices)
 
 
@@ -105,7 +111,7 @@ def test_one_of_each_class_stands_for_all(name, toy_cluster, toy_prices) -> None
     """Playing every transfer by itself gives the same time, of symmetric clusters and others."""
     profile = toy_prices(links=LINKS | {"nic": {"efficiency": 0.9, "latency": "10 us"}}).profile
     for gpus, nodes, tp in ((5, 1, 1), (8, 1, 1), (4, 2, 1), (4, 3, 2)):
-        topology, grid = toy_cluster(gpus, nodes, multicast=True).topology(), Grid.of(tp=tp, dp=gpus * nodes // tp)
+        topology, grid = toy_cluster(gpus, nodes, multicast=True, sharp=3).topology(), Grid.of(tp=tp, dp=gpus * nodes // tp)
         traffic = Traffic(name, ("dp",), ())
         if applicable(topology, grid, traffic):
             plan = replace(schedule(topology, grid, traffic), pieces=min(4, schedule(topology, grid, traffic).pieces))

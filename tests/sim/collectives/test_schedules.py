@@ -24,6 +24,30 @@ PLACES = (
 PLACES += [Place(place.node, place.node) for place in PLACES if place.size > 1]  # with a switch that adds in every node
 
 
+def below_switches(nodes: int, each: int, nics: int, rails: bool, multicast: bool, switched: bool = True) -> Place:
+    """Two nodes on a leaf, leaves below one top; with rails a leaf per NIC. Members of a node take its NICs in turn."""
+    node = tuple(i // each for i in range(nodes * each))
+    nic = tuple(member % each * nics // each + nics * where for member, where in enumerate(node))
+    leaf = [where // 2 * nics + port % nics if rails else where // 2 for where, port in zip(node, nic, strict=True)]
+    known = sorted(set(leaf))
+    above = (len(known),) * len(known) + (-1,)
+    switch = node if multicast else ()
+    return Place(node, switch, leaf=tuple(map(known.index, leaf)), above=above, nic=nic, switched=switched)
+
+
+PLACES += [
+    below_switches(nodes, each, nics, rails, multicast, switched)
+    for nodes in (2, 3, 5)
+    for each, nics in ((1, 1), (2, 2), (4, 4), (4, 2))
+    for rails, multicast, switched in ((True, True, True), (False, False, True), (True, False, False))
+]
+
+
+def endpoints_of(place: Place) -> int:
+    """Members, switches of nodes, switches of the fabric."""
+    return place.size + len(set(place.switch)) + len(place.above)
+
+
 def play(plan: Schedule, buffers: np.ndarray, valid: np.ndarray | None = None) -> np.ndarray:
     """Move buffers (endpoints, labels, width) by the schedule, every round from the state before it.
 
@@ -51,7 +75,7 @@ def play(plan: Schedule, buffers: np.ndarray, valid: np.ndarray | None = None) -
 
 def filled(place: Place, labels: int, seed: int = 0) -> np.ndarray:
     """Numbers for members, zeros for switches."""
-    buffers = np.random.default_rng(seed).integers(-1000, 1000, (place.size + len(set(place.switch)), labels, 2))
+    buffers = np.random.default_rng(seed).integers(-1000, 1000, (endpoints_of(place), labels, 2))
     buffers[place.size :] = 0
     return buffers
 
@@ -85,7 +109,7 @@ def check_reduce_scatter(plan: Schedule, place: Place) -> None:
 def held(place: Place, labels: int, who: Callable[[int], np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Content of all labels, and buffers in which member i has who(i) only."""
     content = np.random.default_rng(1).integers(1, 1000, (labels, 2))
-    start = np.zeros((place.size + len(set(place.switch)), labels, 2), np.int64)
+    start = np.zeros((endpoints_of(place), labels, 2), np.int64)
     for member in range(place.size):
         start[member, who(member)] = content[who(member)]
     return content, start
@@ -145,6 +169,10 @@ REFUSED = {
     "different numbers of members": lambda p: len({len(node) for node in p.per_node()}) > 1,
     "no switch": lambda p: not p.switch,
     "switches, not one": lambda p: len(set(p.switch)) > 1,
+    "switches above these members": lambda p: not p.leaf,
+    "members are in one node": lambda p: len(p.per_node()) == 1,
+    "share": lambda p: len(set(p.nic)) < p.size,
+    "through a switch": lambda p: not p.switched,
     "one member needs no switch": lambda p: p.size == 1,
     "one member per node": lambda p: len(p.per_node()) < p.size,
 }
@@ -284,6 +312,28 @@ def test_volumes_in_the_switch(n: int) -> None:
     assert algorithms["all_reduce/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 + 1 / n))
     assert algorithms["all_gather/in_switch"](place).sent(n) == pytest.approx(np.full(n, 1 / n))
     assert algorithms["reduce_scatter/in_switch"](place).sent(n) == pytest.approx(np.ones(n))
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 8])
+def test_volumes_through_the_switches_of_the_fabric(nodes: int) -> None:
+    """A NIC sends its share once and receives the sum once, however many nodes there are: half of what a ring sends across."""
+    place = below_switches(nodes, 4, 4, rails=True, multicast=True)
+    n, node = place.size, np.array(place.node)
+
+    def across(name: str) -> np.ndarray:
+        plan, total = algorithms[name](place), np.zeros(n)
+        for phase in plan.phases:
+            for source, destination, amount in zip(phase.source, phase.destination, phase.amounts, strict=True):
+                if source < n and (destination >= n + nodes or (destination < n and node[source] != node[destination])):
+                    total[source] += amount / plan.chunks
+        return total
+
+    for name in ("collnet_direct", "collnet_chain", "in_switch_collnet"):
+        assert across(f"all_reduce/{name}") == pytest.approx(np.full(n, 1 / 4))
+    assert across("all_gather/collnet_direct") == pytest.approx(np.full(n, 1 / n))
+    assert across("reduce_scatter/collnet_direct") == pytest.approx(np.full(n, 1 / 4))
+    direct = algorithms["all_reduce/collnet_direct"](place).sent(n)
+    assert direct == pytest.approx(np.full(n, 3 / 4 + 1 / 4 + 3 / 4))  # to heads, up, to the others
 
 
 @pytest.mark.parametrize("place", EVEN, ids=lambda p: "".join(map(str, p.node)))

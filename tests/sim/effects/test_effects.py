@@ -13,8 +13,8 @@ from sim.analysis.breakdown import breakdowns
 from sim.engine.effects import Effect, Steps, effects, read_effects
 from sim.engine.effects.failure import StepHangsError
 from sim.engine.player import run
-from sim.program import Cohort, Collective, Op, Ref, Send
-from tests.sim.conftest import block, program
+from sim.program import Block, Cohort, Collective, Op, Ref, Run, Send
+from tests.sim.conftest import block, kernel, program
 
 SMALL = {"name": "small", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "context": 2048}
 
@@ -105,6 +105,16 @@ def test_ranks_wait_for_the_slow_one(toy_cluster, toy_prices) -> None:
     timeline = run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=read_effects("gpu 2: speed 0.5", "e"))
     assert [(lane.rank, lane.ranks) for lane in timeline.lanes] == [(0, 3), (2, 1)]
     assert timeline.end == [1.0, 2 + 1.5, 2.0, 2 + 1.5]  # three quarters of 2 GB at 1 GB/s
+
+
+def test_ranks_wait_for_the_slow_one_inside_a_layer_too(toy_cluster, toy_prices) -> None:
+    """Twice a second of kernels, two on the slow GPU, and a gathering of 1.5 s: the others start it a second later."""
+    layer = Block("forward", (Run(2, (kernel(1.0), Collective("all_gather", 2e9, "tp", "gather"))),))
+    given = read_effects("gpu 2: speed 0.5", "e")
+    timeline = run(program(Cohort({}, [Op("compute", layer)]), tp=4), toy_cluster(4).topology(), toy_prices(), effects=given)
+    assert [lane.rank for lane in timeline.lanes] == [0, 2]
+    for lane in range(2):
+        assert max(timeline.end[number] for number, _ in timeline.ops(lane)) == 2 * (2 + 1.5)
 
 
 @pytest.mark.parametrize(

@@ -275,3 +275,9 @@ def test_a_block_cut_at_its_collectives_still_holds_the_host_up(toy_cluster, toy
         steps.append(run(expanded, toy_cluster(4).topology(), toy_prices(launch="1 s")).step)
     assert steps[1] == pytest.approx(10 + 6 * 1.0, rel=1e-3)
     assert steps[0] < 10 + 3 * 0.5 + 0.1
+
+
+def test_a_step_that_takes_no_time_is_a_mistake(toy_cluster, toy_prices) -> None:
+    timeline = run(program(Cohort({}, [Op("compute", block(0.0))])), toy_cluster(1).topology(), toy_prices())
+    with pytest.raises(UserError, match="a step of 0 s takes no time"):
+        summarise(timeline)

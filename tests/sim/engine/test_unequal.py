@@ -23,13 +23,14 @@ from topologies.cluster_files import inline_cluster
 FAST = GPU | {"name": "fast", "memory_bandwidth": "2 TB/s", "peak": {"bf16": "2 TFLOP/s"}, "memory": "2 PB"}
 
 
-def cluster(gpus: int = 1, slow: int = 1, fast: int = 1) -> Cluster:
-    """Nodes with links of 1 GB/s, then nodes of GPUs that are twice as fast, with links of 2 GB/s."""
+def cluster(gpus: int = 1, slow: int = 1, fast: int = 1, fast_first: bool = False) -> Cluster:
+    """Nodes with links of 1 GB/s, then (or before) nodes of GPUs that are twice as fast, with links of 2 GB/s."""
     usual = {"gpus": gpus, "wiring": "switch", "pcie": "1 TB/s", "nics": gpus, "latency": NONE}
     groups = [
         {"count": count, "node": usual | {"gpu": gpu, "nvlink": rate, "nic": rate}}
         for count, gpu, rate in ((slow, GPU, "1 GB/s"), (fast, FAST, "2 GB/s"))
     ]
+    groups = groups[::-1] if fast_first else groups
     return inline_cluster({"nodes": groups, "fabric": {"kind": "single", "hop_latency": "0 s"}}, "mixed")
 
 
@@ -88,6 +89,16 @@ def test_lanes_are_as_many_as_ranks_that_differ(fleet) -> None:
     assert unfolded.step == folded.step
     assert {(unfolded.end[2 * rank], unfolded.end[2 * rank + 1]) for rank in range(256)} == {(folded.end[0], folded.end[1])}
     assert {(unfolded.end[2 * rank], unfolded.end[2 * rank + 1]) for rank in range(256, 512)} == {(folded.end[2], folded.end[3])}
+
+
+def test_each_group_inside_a_layer_has_its_own_links(toy_profile) -> None:
+    """The fast node comes first: its ranks gather 8 GB at 2 GB/s in 3.5 s, and the slow node's at 1 GB/s in 7 s."""
+    place = cluster(8, fast_first=True)
+    fast, slow = place.gpu_kinds
+    prices = FleetPrices([Prices(toy_profile(name="fast", gpu="fast"), fast), Prices(toy_profile(), slow)])
+    layer = Block("forward", (Run(3, (kernel(1.0), Collective("all_gather", 8e9, "tp", "gather"))),))
+    timeline = run(program(Cohort({}, [Op("compute", layer)]), tp=8, dp=2), place.topology(), prices)
+    assert ends(timeline) == {0: [3 * (0.5 + 3.5)], 8: [3 * (1.0 + 7.0)]}
 
 
 def test_stages_of_a_pipeline_on_different_gpus(fleet) -> None:

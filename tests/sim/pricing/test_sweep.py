@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 
 import shardyard
-from sim.analysis.collective_sweep import of_step
+from sim.analysis.collective_sweep import lone, of_step
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
+from topologies.cluster_files import load_cluster
 
 
 def played(**plan: object) -> shardyard.Timeline:
@@ -43,3 +46,21 @@ def test_one_gpu_has_no_collectives() -> None:
         overrides={"model.layers": 2, "cluster.node.gpus": 1, "cluster.node.nics": 1},
     )
     assert of_step(shardyard.simulate(alone), [1e6]) == []
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "size", "said"),
+    [
+        ("all_reduce", 16, 2.0**20, []),
+        ("all_reduce", 1024, 2.0**20, []),  # compared with published plots
+        ("all_reduce", 1032, 2.0**20, ["all_reduce among more than 1,024 ranks"]),
+        ("reduce_scatter", 16, 2.0**20, []),
+        ("reduce_scatter", 24, 2.0**20, ["reduce_scatter among more than 16 ranks"]),
+        ("all_gather", 16, 2.0**34, ["all_gather of more than 8 GiB"]),
+    ],
+)
+def test_what_was_not_measured_is_said(operation: str, ranks: int, size: float, said: list[str]) -> None:
+    cluster = load_cluster("dgx-h100", nodes=-(-ranks // 8))
+    pricing, (work,) = lone(cluster.topology(), Prices(load_profile("h100"), cluster.node.gpu), operation, ranks, [size])
+    pricing.collective(work, 0)
+    assert [note.partition(" was not measured")[0] for note in pricing.notes] == said

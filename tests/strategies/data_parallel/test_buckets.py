@@ -147,3 +147,23 @@ def test_a_script_of_megatron_has_megatrons_buckets(tmp_path, flags, elements) -
     script.write_text(f"torchrun --nnodes 1 --nproc-per-node 8 pretrain_gpt.py {sizes} --bf16{flags}\n")
     job = read_job(from_megatron=str(script), cluster="dgx-h100")
     assert limits(job.resolve()).size == elements
+
+
+@pytest.mark.parametrize(
+    ("fits", "expected"),
+    [
+        (False, [[4], [8], [7, 1], [3]]),  # a bucket is closed by what fills it: the first with 4, others with 8
+        (True, [[4], [8], [7, 1], [3]]),
+    ],
+)
+def test_a_bucket_of_exactly_its_size_is_full(fits: bool, expected: list[list[int]]) -> None:
+    gradients = [Gradient((size,), Cut(10 - number), False) for number, size in enumerate((4, 8, 7, 1, 3))]
+    result = filled(gradients, Limits(4, 8, fits), Cut(0))
+    assert [[size for (size,) in bucket.shapes] for bucket in result] == expected
+
+
+def test_a_bucket_that_fits_begins_anew_with_what_has_no_room() -> None:
+    """Of 5, 3, 1, 7 elements in buckets of 8: 5 + 3 fit, 1 + 7 fit too."""
+    gradients = [Gradient((size,), Cut(10 - number), False) for number, size in enumerate((5, 3, 1, 7))]
+    result = filled(gradients, Limits(8, 8, True), Cut(0))
+    assert [[size for (size,) in bucket.shapes] for bucket in result] == [[5, 3], [1, 7]]

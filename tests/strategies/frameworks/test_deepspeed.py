@@ -335,3 +335,12 @@ def test_checkpoints_need_a_place(toy_job, plan, message) -> None:
 )
 def test_ranks_of_a_second_copy_are_as_many_as_asked_or_those_of_a_node(toy_job, options, inner) -> None:
     assert toy_job(4, 4, {"tied": False}, data_parallel="zero3", deepspeed=options).resolve().inner == inner
+
+
+@pytest.mark.parametrize(
+    ("gradients", "hook", "casts"), [("same", "zero1", False), ("fp32", "zero1", True), ("fp32", "zero2", False)]
+)
+def test_gradients_are_cast_where_they_are_added_in_a_wider_type(toy_job, gradients: str, hook: str, casts: bool) -> None:
+    """BF16_Optimizer, which is DeepSpeed's ZeRO-1 with fp32 gradients; without them there is nothing wider to add to."""
+    plan = toy_job(8, data_parallel=hook, deepspeed={}, precision="bf16", gradients=gradients).plan
+    assert plan.casts_gradients == casts

@@ -16,7 +16,7 @@ from topologies.reading import UserError, build
 def test_every_key_that_was_not_read_is_listed() -> None:
     known = ["activation_function", "bos_token_id", "embd_pdrop", "eos_token_id", "initializer_range", "layer_norm_epsilon"]
     assert load_model(str(FILES / "gpt2.json"))[1] == [*known, "n_ctx"]
-    assert "num_nextn_predict_layers" in load_model(str(FILES / "deepseek-v3.json"))[1]
+    assert "num_nextn_predict_layers (model.mtp=1 has them)" in load_model(str(FILES / "deepseek-v3.json"))[1]
     assert load_model("llama-3.1-8b")[1] == []
 
 
@@ -227,7 +227,7 @@ def test_layers_that_are_not_alike_are_told_apart(tmp_path: Path) -> None:
     ("kind", "why"),
     [
         ("mamba", "its layers are state-space scans, whose kernels no profile has measured"),
-        ("nemotron_h", "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"),
+        ("zamba2", "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"),
         ("gemma3n", "its per-layer embeddings and alternating updates are not simulated"),
         ("llama9", "no importer reads it"),
         ("my_model", "no importer reads it"),
@@ -285,3 +285,12 @@ def test_what_a_family_may_say_and_is_not_read_is_refused(
 def test_fields_of_a_description_that_contradict_each_other(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         build(Model, SMALL | changes, "small")
+
+
+def test_smollm3_has_no_positions_in_every_fourth_layer_unless_it_says_otherwise(tmp_path: Path) -> None:
+    config = json.loads((Path("tests/data/models") / "smollm3-3b.json").read_text())
+    config.pop("no_rope_layers")
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(config))
+    published, _ = load_model("tests/data/models/smollm3-3b.json")
+    assert load_model(str(file))[0].model_dump(exclude={"name"}) == published.model_dump(exclude={"name"})

@@ -51,6 +51,15 @@ def fft():
             return torch.fft.fft(self.one(x.float())).real
     return Spectral()
 
+def recurrent():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.LSTM(8, 8, batch_first=True)
+        def forward(self, x):
+            return self.layers(x)[0]
+    return Tagger()
+
 number = 3
 """
 
@@ -235,6 +244,7 @@ def test_a_file_runs_only_when_it_is_named_and_that_is_said(file: Path) -> None:
         ("build", "8:int9", {}, "must be the sizes of one sample, such as 3x224x224"),
         ("build", "8x", {}, "must be the sizes of one sample"),
         ("by_value", "8", {}, "values of tensors cannot be looked at"),
+        ("recurrent", "4x8", {}, "layers is an nn.LSTM: GPUs run it as one kernel of cuDNN, .* trace the module without it"),
         ("fft", "8", {}, "operator aten::_fft_r2c in .* has no price"),
         ("build", "8", {"tp": 2}, "tp=2: how tp ranks cut a traced module has to be said"),
         ("build", "8", {"kernels": "compiled"}, "kernels=compiled: a traced module runs PyTorch's own operators"),
@@ -309,6 +319,10 @@ def test_a_class_of_transformers_by_its_config() -> None:
 
 def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
-    path.write_text('{"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]}')
-    with pytest.raises(UserError, match="model_type 'mamba2': its layers are state-space scans"):
-        job(str(path), "256:int64")
+    for kind, name, why in (
+        ("mamba", "MambaForCausalLM", "its layers are state-space scans"),
+        ("mamba2", "Mamba2ForCausalLM", "on GPUs its state-space scans run other kernels .* without --input the file is read"),
+    ):
+        path.write_text(f'{{"model_type": "{kind}", "architectures": ["{name}"]}}')
+        with pytest.raises(UserError, match=f"model_type '{kind}': {why}"):
+            job(str(path), "256:int64")

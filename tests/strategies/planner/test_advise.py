@@ -13,6 +13,7 @@ from reports.tables.advice import advice, verdict
 from sim.analysis.summary import summarise
 from strategies.planner.advise import advise
 from strategies.planner.applicable import applicable
+from strategies.planner.auto_plan import quick_way
 from strategies.planner.fixes import fixes
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.site import started
@@ -64,7 +65,7 @@ def test_questions_are_answered_by_one_gpu_and_by_one_node() -> None:
         return summarise(shardyard.simulate(asked))
 
     questions = dict(advise(job, answer).questions)
-    assert played[:2] == [(1, 1, 1, "ddp"), (1, 8, 8, "zero3")]
+    assert played[:2] == [(1, 1, 0, "ddp"), (1, 8, 8, "zero3")]
     gpu, largest, node = (float(text.split()[1]) for text in questions.values())
     assert largest < gpu  # the embedding alone against the whole model
     assert node < gpu
@@ -213,3 +214,26 @@ def test_the_shipped_example_that_a_job_with_tensor_parallelism_never_tried() ->
     proposed = advise(job, predict, depth=1)  # without pipelines, which take long
     assert proposed.best is not None
     assert proposed.best.summary.step_seconds <= predict(other).step_seconds
+
+
+@pytest.mark.parametrize("cluster", ["pcie-l40s", "dgx-1v", "mi300x", "examples/clusters/nvlink-pairs.yaml", "dgx-h100"])
+def test_one_gpu_is_taken_out_of_a_node_however_it_is_wired(cluster: str) -> None:
+    """A PCIe tree, a cube mesh, a full mesh and a drawn graph have no form with one GPU; its memory needs no links."""
+    plan = {"global_batch": 64, "sequence": 128, "precision": "fp16", "data_parallel": "ddp"}
+    job = shardyard.read_job(model="gpt2-1.5b", overrides={"model.layers": 2}, cluster=cluster, plan=plan)
+    questions = dict(advise(job, predict, depth=1).questions)
+    assert [text.partition(":")[0] for text in questions.values()] == ["yes", "yes", "yes"]
+
+
+def test_accelerators_that_only_a_torus_joins_make_no_node() -> None:
+    plan = {"global_batch": 256, "sequence": 128, "data_parallel": "ddp"}
+    job = shardyard.read_job(
+        model="gpt2-1.5b", overrides={"model.layers": 2}, cluster="examples/clusters/tpu-v5e-pod.yaml", plan=plan
+    )
+    assert [question for question, _ in advise(job, predict, depth=1).questions][-1].endswith("everything else is elsewhere")
+
+
+def test_a_schedule_that_the_small_space_has_not_stays() -> None:
+    plan = {"global_batch": 64, "sequence": 128, "schedule": "interleaved-zb"}
+    job = shardyard.read_job(model="gpt2-1.5b", overrides={"model.layers": 4}, cluster="dgx-h100", plan=plan)
+    assert len(quick_way(job)) == 1  # without a pipeline no schedule applies; with none to try it was an IndexError

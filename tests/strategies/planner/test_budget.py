@@ -10,7 +10,8 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import predict, read_job
-from strategies.planner.spending.budget import MOST_MFU, most_tokens
+from strategies.job import Job
+from strategies.planner.spending.budget import MOST_MFU, Budgeted, budget, most_tokens
 
 SMALL = ("--cluster", "dgx-h100", "--workers", "2", "--set", "plan.sequence=1024", "--set", "run.failures=none")
 
@@ -54,6 +55,21 @@ def test_most_tokens_by_hand() -> None:
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"data_parallel": "zero3"})
     matrices = job.model.parameters - job.model.vocabulary * job.model.hidden
     assert most_tokens(job, 1.0) == pytest.approx(MOST_MFU * 8 * 989.4e12 * 86400 / (6 * matrices), rel=0.01)
+
+
+def test_one_model_is_simulated_however_large_it_is_and_of_several_only_what_could_be_enough() -> None:
+    """An hour of 8 H100 is 2e19 FLOPs at most: gpt2-1.5b on 31 billion tokens would take 3e20."""
+
+    def read(name: str) -> Job:
+        return read_job(model=name, cluster="dgx-h100", nodes=1, plan={"global_batch": 32, "sequence": 512})
+
+    def asked(*names: str) -> list[Budgeted]:
+        return budget(names, read, 1 / 24, 20.0, None, map, map)
+
+    (alone,) = asked("gpt2-1.5b")
+    assert alone.answer is not None
+    assert alone.answer.tokens.mean < alone.most < alone.needed == 20 * alone.parameters
+    assert [each.refused for each in asked("gpt2-1.5b", "gpt-7.5b")] == ["not within these days at any speed"] * 2
 
 
 def test_mistakes_are_one_line() -> None:

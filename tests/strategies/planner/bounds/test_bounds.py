@@ -61,10 +61,13 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "complex_rotary": st.just(True),
     "repeated_keys": st.just(True),
     "sync_norm": st.just(True),
+    "offload_activations": st.integers(1, 3),
     "attention": st.sampled_from(["materialised", "flash2", "sdpa"]),
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]),
     "expert_tp": st.just(1),
     "imbalance": st.just(1.5),
+    "token_dispatcher": st.sampled_from(["deepep", "hybridep"]),
+    "expert_spread": st.sampled_from([0.0, 0.3]),
     "capacity_factor": st.just(1.25),
     "pad_to_capacity": st.just(True),
     "first_stage_layers": st.just(1),
@@ -161,6 +164,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         plan |= {"data_parallel": draw(st.sampled_from(["zero1", "zero2", "zero3"])), "ep": 1, "offload": draw(RARE["offload"])}
     plan |= {"recompute": "full", "recompute_layers": plan.get("recompute_layers", 1)} if "recompute_method" in plan else {}
     plan |= {"recompute": "full"} if "early_stop" in plan else {}
+    plan |= {"pp": 1, "schedule": "1f1b", "recompute": "none"} if "offload_activations" in plan else {}
     plan |= {"recompute": "selective"} if "recompute_modules" in plan else {}
     plan |= {"overlap": False, "overlap_p2p": False, "overlap_tp": "none"} if "blocking_launches" in plan else {}
     hook = plan["data_parallel"]
@@ -195,7 +199,11 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         shape = (8, 1)
     moe = {"moe", "moe_act"}.intersection(plan.get("recompute_modules", ()))
     experts = (
-        EXPERTS if moe or {"expert_tp", "imbalance", "capacity_factor", "ep_nodes"} & plan.keys() or plan["ep"] > 1 else None
+        EXPERTS
+        if moe
+        or {"expert_tp", "imbalance", "expert_spread", "token_dispatcher", "capacity_factor", "ep_nodes"} & plan.keys()
+        or plan["ep"] > 1
+        else None
     )
     model = {"layers": draw(st.integers(4, 9)), "tied": draw(st.booleans()), "gated": draw(st.booleans()), "experts": experts}
     model["layers"] = 6 if "layers_per_stage" in plan else model["layers"]

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from sim.pricing import shipped
+from strategies.planner.search import results as tables
 from strategies.planner.search import search as module
 from strategies.planner.search.evaluate import evaluate, version_of
 from strategies.planner.search.results import Results
@@ -150,4 +151,15 @@ def test_a_parquet_file_is_read_only_where_pyarrow_is(tmp_path: Path, monkeypatc
     file.write_bytes(b"PAR1")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(UserError, match=r"Parquet needs the package pyarrow"):
+        Results(str(file))
+
+
+def test_a_table_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "found.csv"
+    find(results=Results(str(file)))
+    monkeypatch.setattr(tables, "MOST", 2**20)
+    file.write_bytes(file.read_bytes().ljust(2**20, b"\n"))
+    assert Results(str(file)).rows
+    file.write_bytes(file.read_bytes() + b"\n")
+    with pytest.raises(UserError, match=r"found\.csv: is not a table of results \(ValueError\)"):
         Results(str(file))

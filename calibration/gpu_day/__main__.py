@@ -1,0 +1,62 @@
+"""`python -m calibration.gpu_day --output FOLDER --minutes N`, which `make gpu` calls."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from calibration.devices import device
+from calibration.gpu_day import report, run
+from calibration.gpu_day.stages import CLUSTER, stages
+from calibration.launch.place import find_device
+from calibration.machine import catalogue_gpu, describe, part_of
+from sim.pricing.profile_file import yaml_text
+from topologies.documents.writing import write_whole
+from topologies.reading import UserError
+
+SAID = (("nvidia-smi.txt", ("nvidia-smi", "-q")), ("topology.txt", ("nvidia-smi", "topo", "-m")))
+
+
+@click.command()
+@click.option("--output", default="out/gpu", show_default=True, type=click.Path(path_type=Path), help="The folder.")
+@click.option("--minutes", default=30.0, show_default=True, type=click.FloatRange(0.1, 1440), help="How long, at most.")
+@click.option("--devices", default=0, help="How many GPUs (or cores); by default all that torch finds.")
+def main(output: Path, minutes: float, devices: int) -> None:
+    """Measure this machine's GPUs, execute every strategy, and compare with predictions. Interrupted, it goes on."""
+    try:
+        kind = find_device()
+        here = device(kind)
+        if not 0 <= devices <= here.count():
+            raise UserError(f"--devices {devices}: this machine has {here.count()}")
+        count = devices or here.count()
+        output.mkdir(parents=True, exist_ok=True)
+        facts: dict[str, Any] = dict(here.facts()) | describe(kind, count) | {"devices": count}
+        write_whole(output / "machine.json", json.dumps(facts, indent=1) + "\n")
+        if here.ordered:
+            gpu = catalogue_gpu(str(facts["name"]), float(here.facts()["memory"]))
+            write_whole(output / CLUSTER, yaml_text(part_of(gpu, count)))
+            _ask(output)
+        done = run(stages(kind, count), output, 60 * minutes, click.echo)
+        write_whole(output / "README.md", report(output, facts, done))
+    except UserError as error:
+        click.echo(f"error: {error}", err=True)
+        sys.exit(2)
+    click.echo(f"wrote {output / 'README.md'}")
+
+
+def _ask(output: Path) -> None:
+    """What the driver says of the machine, as it says it."""
+    for file, command in SAID:
+        with suppress(OSError, subprocess.SubprocessError):
+            said = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+            write_whole(output / file, said)
+
+
+if __name__ == "__main__":
+    main()

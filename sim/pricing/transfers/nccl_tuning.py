@@ -1,0 +1,109 @@
+"""Whether NCCL runs an all-reduce between nodes by rings or by trees: its own estimate, which is not what either takes.
+
+github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth of both, by protocol; the least wins. On two
+nodes both get the bandwidth inside a node, though rings fill the NICs twice as much as trees: large messages run by rings there
+even where trees would be faster (two nodes of 8 A100 reach 187 of 240 GB/s). Caps by channel, which do not bind here, are left
+out.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import log2
+from typing import NamedTuple
+
+import numpy as np
+
+from sim.grid import Grid
+from sim.pricing.transfers.wiring import Traffic, members
+from topologies.links.topology import Topology
+
+US = 1e-6
+NVLINK, NIC = 0.8, 0.96  # parts of links that NCCL counts: 20 of 25 GB/s of an NVLink (src/graph/topo.h), 48 of 50 of a NIC
+_BASE = {"ring": (6.6 * US, 14 * US, 8.4 * US), "tree": (6.8 * US, 14 * US, 8.4 * US)}  # LL, LL128, Simple
+_INSIDE = {"ring": (0.6 * US, 1.9 * US, 3.4 * US), "tree": (0.6 * US, 1.25 * US, 4.0 * US)}  # per step over NVLink
+_NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 * US)}
+_POST = (1 * US, 1 * US, 3 * US)  # posting to the network, at least, for each step of a ring inside a node
+_LL = 20.4e9, 39e9  # most that LL reaches on more than two nodes, and on two (Intel)
+_PLATEAU = 1.4  # latency of rings in Simple
+# Part of its bandwidth that a tree reaches, by the size's power of two from 64 B on
+_CORRECTION = (
+    (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
+    (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
+)
+
+
+class Communicator(NamedTuple):
+    """Equally many ranks on each of several nodes. inside, across: bytes per second of its channels in a node, and of NICs."""
+
+    ranks: int
+    nodes: int
+    inside: float
+    across: float
+
+
+def passed_over(group: Communicator | None, size: float) -> str:
+    """The algorithm of the two that NCCL does not take for an all-reduce of `size` bytes; "" where it has no say."""
+    if group is None:
+        return ""
+    return "all_reduce/tree" if prefers_rings(group, size) else "all_reduce/ring"
+
+
+@lru_cache(maxsize=4096)
+def communicator(topology: Topology, grid: Grid, traffic: Traffic) -> Communicator | None:
+    """The first of these groups; None where it is in one node, unevenly spread, or its nodes have no NVLink inside."""
+    first = members(grid, traffic)[0]
+    node, each = np.unique(topology.node_of(first), return_counts=True)
+    if len(node) < 2 or len(set(each.tolist())) > 1:
+        return None
+    inner = first[topology.node_of(first) == node[0]]
+    other = first[topology.node_of(first) != node[0]][:1]
+    ways = topology.routes(inner, np.repeat(other, len(inner)))
+    kind = np.array([name.partition(" ")[0] for name in (*topology.kinds, "")])
+    is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
+    nics = np.unique(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
+    across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
+    inside = across
+    if len(inner) > 1:
+        way = topology.routes(inner[:1], inner[1:2])[0]
+        between = way[way >= 0]
+        if (kind[topology.kind(between)] != "nvlink").any():
+            return None
+        inside = NVLINK * float(topology.capacity(between).min())
+    return Communicator(len(first), len(node), inside, across) if across else None
+
+
+def prefers_rings(group: Communicator, size: float) -> bool:
+    """Whether NCCL takes rings for an all-reduce of `size` bytes, and not trees."""
+    return min(_ring(group, size)) <= min(_tree(group, size))
+
+
+def _ring(group: Communicator, size: float) -> list[float]:
+    """Seconds by protocol."""
+    ranks, nodes, bandwidth = group.ranks, group.nodes, _bandwidth(group)
+    rates = min(_LL[nodes <= 2], bandwidth / 2), 0.92 * bandwidth, bandwidth
+    net = _NET["ring" if ranks > nodes else "tree"]
+    across, inside = 2 * (nodes - 1), 2 * (ranks - nodes)
+    result = []
+    for protocol, rate in enumerate(rates):
+        latency = _BASE["ring"][protocol] + inside * max(_INSIDE["ring"][protocol], _POST[protocol]) + across * net[protocol]
+        result.append(latency * (_PLATEAU if protocol == 2 else 1) + size * 2 * (ranks - 1) / ranks / rate)
+    return result
+
+
+def _tree(group: Communicator, size: float) -> list[float]:
+    ranks, nodes, bandwidth = group.ranks, group.nodes, 0.92 * _bandwidth(group)
+    rates = min(_LL[nodes <= 2], bandwidth / 3.8), bandwidth * 120 / 128, bandwidth
+    power = max(0, int(log2(max(size, 64) / 64)))
+    result = []
+    for protocol, rate in enumerate(rates):
+        steps = (ranks / nodes - 1) * _INSIDE["tree"][protocol] + int(log2(nodes)) * _NET["tree"][protocol]
+        table = _CORRECTION[protocol]
+        result.append(_BASE["tree"][protocol] + 2 * steps + 2 * size / (rate * (table[power] if power < len(table) else 1)))
+    return result
+
+
+def _bandwidth(group: Communicator) -> float:
+    """What the search for channels finds: on two nodes the links inside count, unless there is one rank on each."""
+    return group.inside if group.nodes <= 2 < group.ranks else min(group.inside, group.across)

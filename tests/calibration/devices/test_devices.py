@@ -1,0 +1,211 @@
+"""Devices behind one interface: which GPU it is, what it has, how work on it is timed. GPUs are stood in for by what torch.cuda
+says of real ones."""
+
+from __future__ import annotations
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calibration.devices import device
+from calibration.devices.cuda import CudaDevice
+from calibration.launch.place import Place, prepare
+from calibration.machine import another_gpu, catalogue_cluster, catalogue_gpu, known_gpu, part_of
+from calibration.measure.grid import grid
+from calibration.request import Request, check_parts
+from sim.pricing.profile_file import yaml_text
+from topologies.cluster_files import load_cluster
+from topologies.reading import UserError
+
+GIB = 2.0**30
+
+
+def a_gpu(
+    monkeypatch: pytest.MonkeyPatch, name: str, memory: float, capability: tuple[int, int] = (9, 0), count: int = 1
+) -> None:
+    """torch.cuda as it is on a machine with `count` of these."""
+    import torch
+
+    own = SimpleNamespace(
+        name=name,
+        total_memory=memory,
+        multi_processor_count=132,
+        major=capability[0],
+        minor=capability[1],
+        L2_cache_size=50 * 2**20,
+        uuid="8e7d2bf5-0000-0000-0000-000000000000",
+    )
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: own)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index=0: (0.9 * memory, memory))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+
+
+# as torch.cuda.get_device_name() prints them in public logs, and total_memory
+@pytest.mark.parametrize(
+    ("name", "gib", "gpu"),
+    [
+        ("NVIDIA H100 80GB HBM3", 79.1, "h100-sxm"),
+        ("NVIDIA H100 PCIe", 79.1, "h100-pcie"),
+        ("NVIDIA H100 NVL", 93.1, "h100-nvl"),
+        ("NVIDIA H200", 139.8, "h200-sxm"),
+        ("NVIDIA GH200 480GB", 94.5, "gh200-96gb"),
+        ("NVIDIA H20", 95.6, "h20"),
+        ("NVIDIA H800", 79.1, "h800-sxm"),
+        ("NVIDIA B200", 178.4, "b200-sxm"),
+        ("NVIDIA A100-SXM4-80GB", 79.2, "a100-sxm-80gb"),
+        ("NVIDIA A100-SXM4-40GB", 39.4, "a100-sxm-40gb"),
+        ("NVIDIA A100 80GB PCIe", 79.2, "a100-pcie-80gb"),
+        ("Tesla V100-SXM2-16GB", 15.8, "v100-sxm2-16gb"),
+        ("Tesla V100-SXM2-32GB", 31.7, "v100-sxm2-32gb"),
+        ("Tesla V100-SXM3-32GB", 31.7, "v100-sxm3-32gb"),
+        ("Tesla T4", 14.6, "t4"),
+        ("NVIDIA A10G", 22.1, "a10g"),
+        ("NVIDIA A10", 22.1, "a10"),
+        ("NVIDIA L4", 22.2, "l4"),
+        ("NVIDIA L40S", 44.4, "l40s"),
+        ("NVIDIA GeForce RTX 4090", 23.6, "rtx-4090"),
+        ("AMD Instinct MI300X", 191.5, "mi300x"),
+        # like others, but not the same hardware: other bandwidth, other power, a part of one
+        ("NVIDIA A100-PCIE-40GB", 39.4, None),
+        ("Tesla V100-PCIE-16GB", 15.8, None),
+        ("NVIDIA H200 NVL", 139.8, None),
+        ("NVIDIA GH200 144G HBM3e", 141.0, None),
+        ("NVIDIA A100-SXM4-40GB MIG 3g.20gb", 19.6, None),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 15.7, None),
+        ("NVIDIA L40", 44.4, None),
+        ("NVIDIA H100 80GB HBM3", 63.0, None),
+        ("Quadro RTX 6000", 23.6, None),
+    ],
+)
+def test_gpus_are_told_apart_by_name_and_memory(name: str, gib: float, gpu: str | None) -> None:
+    assert known_gpu(name, gib * GIB) == gpu
+
+
+def test_a_gpu_that_is_not_known_is_refused_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    a_gpu(monkeypatch, "NVIDIA A100-PCIE-40GB", 39.4 * GIB)
+    request = Request(tmp_path / "p.yaml")
+    with pytest.raises(UserError, match=r"A100-PCIE-40GB.*42 GB is not in the catalogue.*--cluster FILE"):
+        check_parts(request, "cuda", 1)
+    own = tmp_path / "own.yaml"
+    own.write_text(
+        "node: {gpus: 1, wiring: bare, gpu: {name: a100-pcie-40gb, sms: 108, peak: {bf16: 312 TFLOP/s, fp32: 19.5 TFLOP/s},"
+        " memory: 40 GiB, memory_bandwidth: 1555 GB/s}}\n"
+    )
+    check_parts(Request(tmp_path / "p.yaml", cluster=str(own)), "cuda", 1)
+
+
+def test_a_cluster_of_other_gpus_than_those_at_hand_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    a_gpu(monkeypatch, "NVIDIA H200", 139.8 * GIB)
+    assert another_gpu(load_cluster("hgx-h200")) is None
+    assert "h200-sxm" in str(another_gpu(load_cluster("dgx-h100")))
+    with pytest.raises(UserError, match="GPUs of another kind"):
+        check_parts(Request(tmp_path / "p.yaml", cluster="dgx-h100"), "cuda", 1)
+
+
+def test_the_makers_own_node_comes_before_those_of_clouds() -> None:
+    assert catalogue_cluster("h100-sxm", 8).name == "dgx-h100"
+    assert catalogue_cluster("a100-sxm-80gb", 8).name == "dgx-a100"
+    assert catalogue_cluster("h200-sxm", 4).name == "hgx-h200"
+    with pytest.raises(UserError, match="describe how it is wired"):
+        catalogue_cluster("t4", 4)
+
+
+@pytest.mark.parametrize(("gpu", "count"), [("h200-sxm", 1), ("h200-sxm", 2), ("h100-sxm", 8), ("a100-sxm-80gb", 4)])
+def test_a_part_of_a_node_is_a_cluster(gpu: str, count: int, tmp_path: Any) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml_text(part_of(gpu, count)))
+    cluster = load_cluster(str(path))
+    assert (cluster.gpus, cluster.node.gpu.name) == (count, gpu)
+
+
+@pytest.mark.parametrize(
+    ("capability", "first", "others"),
+    [((7, 0), "fp16", ("fp32",)), ((8, 0), "bf16", ("fp16", "tf32", "fp32")), ((9, 0), "bf16", ("fp16", "tf32", "fp32", "fp8"))],
+)
+def test_a_gpu_is_measured_in_precisions_that_it_has(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], first: str, others: tuple[str, ...]
+) -> None:
+    """Tensor cores take bf16 from compute capability 8.0, fp8 from 8.9 (CUDA C++ Programming Guide)."""
+    a_gpu(monkeypatch, "any", 16 * GIB, capability)
+    has = device("cuda").precisions()
+    assert has == (first, *others)
+    for quick in (True, False):
+        measured = grid("cuda", quick).within(has).dtypes
+        assert measured[0] == first
+        assert set(measured) <= set(has)
+
+
+@pytest.mark.parametrize(("visible", "local", "index"), [(None, 3, 3), ("0,1,2,3", 3, 3), ("3", 3, 0), ("GPU-8e7d2bf5", 1, 0)])
+def test_a_launcher_may_show_each_process_one_gpu(
+    monkeypatch: pytest.MonkeyPatch, visible: str | None, local: int, index: int
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    place = Place(local, 4, local, "cuda", (), lambda _: None)
+    assert place.compute.index == index
+    a_gpu(monkeypatch, "NVIDIA H200", 139.8 * GIB, count=1)
+    if index == 0:
+        prepare(place)
+    else:
+        with pytest.raises(UserError, match=f"needs GPU {index} of this machine, and torch finds 1"):
+            prepare(place)
+
+
+class Stream:
+    """What a GPU would do, on a clock of its own: 10 µs per launch of the host, kernels of 1 µs."""
+
+    def __init__(self) -> None:
+        self.host = self.busy = 0.0
+
+    def launch(self, seconds: float) -> None:
+        """The host queues a kernel."""
+        self.host += 10e-6
+        self.busy = max(self.busy, self.host) + seconds
+
+    def sleep(self, cycles: int) -> None:
+        """torch.cuda._sleep, at 2 GHz."""
+        self.launch(cycles / 2e9)
+
+    def event(self, enable_timing: bool) -> Any:
+        """torch.cuda.Event."""
+        stream, mark = self, SimpleNamespace(time=0.0)
+        mark.record = lambda: setattr(mark, "time", stream.busy)
+        mark.elapsed_time = lambda end: 1e3 * (end.time - mark.time)
+        return mark
+
+
+def test_short_kernels_are_not_timed_at_the_speed_of_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twenty kernels of 1 µs that a host launches in 10 µs each: events around them see 1 µs each once the stream is held while
+    they are queued, and 10 µs without."""
+    for holds in (True, False):
+        stream = Stream()
+        monkeypatch.setattr(time, "perf_counter", lambda stream=stream: stream.host)
+        gpu = CudaDevice()
+        gpu._cuda = SimpleNamespace(Event=stream.event, synchronize=lambda index: None)
+        if holds:
+            gpu._cuda._sleep = stream.sleep
+        seconds = gpu.times(lambda stream=stream: stream.launch(1e-6), 5, None, 20, time.perf_counter)
+        # the first stretch tells how long to hold
+        assert seconds[1:] == pytest.approx([1e-6 if holds else 1e-5] * 4, rel=0.1)
+
+
+def test_a_core_is_timed_by_the_clock_that_is_given() -> None:
+    ticks = iter(range(100))
+    done: list[str] = []
+    seconds = device("cpu").times(lambda: done.append("a"), 3, lambda: done.append("b"), 2, lambda: float(next(ticks)))
+    np.testing.assert_array_equal(seconds, [0.5, 0.5, 0.5])
+    assert done == ["b", "a", "a"] * 3
+
+
+def test_memory_of_a_gpu_is_its_own_and_of_cores_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    a_gpu(monkeypatch, "NVIDIA H200", 100e9)
+    assert device("cuda").free(8) == pytest.approx(90e9)
+    cores = device("cpu")
+    assert cores.free(4) == pytest.approx(cores.free(1) / 4, rel=0.2)
+    assert device("cuda").cache() == 50 * 2**20
+    assert catalogue_gpu("NVIDIA H200") == "h200-sxm"

@@ -1,0 +1,96 @@
+"""A day with a GPU: stages in the order of their worth, one folder, and what is done is not done again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from calibration.execute.limits import ready
+from calibration.gpu_day import STATE, Done, read_state, report, run
+from calibration.gpu_day.stages import SETS, Stage, stages
+from calibration.validation_set import read_set, read_variants
+from strategies.predict import predict
+from topologies.reading import UserError
+
+VERSION = Stage("version", ("--version",), 60.0)
+BROKEN = Stage("broken", ("simulate", "no-such-job.yaml"), 60.0)
+LATER = Stage("later", ("--version",), 60.0, needs=("profile.yaml",))
+
+
+def test_a_failure_costs_one_stage_and_what_is_done_is_not_done_again(tmp_path: Path) -> None:
+    said: list[str] = []
+    first = run([BROKEN, VERSION, LATER], tmp_path, 120.0, said.append)
+    assert [each.ended for each in first] == [
+        "failed: error: no-such-job.yaml: cannot be read: No such file or directory",
+        "done",
+    ]
+    assert said[-1] == "later: left out, for want of profile.yaml"
+    assert "shardyard" in (tmp_path / "logs" / "version.txt").read_text()
+    (tmp_path / "profile.yaml").write_text("")
+    said.clear()
+    run([BROKEN, VERSION, LATER], tmp_path, 120.0, said.append)
+    assert [line.split(":")[0] for line in said] == ["broken", "version", "later"]
+    assert said[1] == "version: done before"
+    assert "later: done (" in said[2]
+
+
+def test_a_stage_with_another_command_is_done_anew(tmp_path: Path) -> None:
+    run([VERSION], tmp_path, 60.0, lambda _: None)
+    said: list[str] = []
+    run([Stage("version", ("--help",), 60.0)], tmp_path, 60.0, said.append)
+    assert said[0].startswith("version: done (")
+
+
+def test_when_the_time_is_over_nothing_begins_and_what_runs_is_ended(tmp_path: Path) -> None:
+    said: list[str] = []
+    assert run([VERSION], tmp_path, 1.0, said.append) == []
+    assert said == ["version: no time left"]
+    long = Stage("long", ("validate", "--only", "DDP", "--seconds", "3000"), 6.0)
+    (ended,) = run([long], tmp_path, 60.0, said.append)
+    assert ended.ended == "out of time"
+
+
+def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
+    (tmp_path / STATE).write_text('[{"name": 3}]')
+    with pytest.raises(UserError, match="delete it to begin anew"):
+        read_state(tmp_path)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 8])
+def test_the_order_is_that_of_worth(devices: int) -> None:
+    names = [stage.name for stage in stages("cuda", devices)]
+    assert len(set(names)) == len(names)
+    strategies = [name for name in names if name.startswith("strategy")]
+    assert [name.removeprefix("strategy ") for name in strategies] == read_variants(None, devices)
+    assert ("strategy tensor parallel" in names) == (devices > 1)  # one GPU cannot cut a model
+    assert names[len(strategies) :] == [
+        "quick calibration",
+        "steps of gpt2 by the quick profile",
+        "steps of llama by the quick profile",
+        "calibration",
+        "steps of gpt2 by the full profile",
+        "steps of llama by the full profile",
+    ]
+
+
+@pytest.mark.parametrize("path", sorted(SETS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_set_can_be_executed_and_fits_a_gpu_of_80_gb(path: Path, tmp_path: Path) -> None:
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text("node: {gpu: h100-sxm, gpus: 1, wiring: bare}\n")
+    given = {} if path.stem.startswith("cpu") else {"cluster": str(cluster)}
+    jobs = read_set(str(path), (), **given)
+    assert len(jobs) >= 2
+    for job in jobs:
+        assert predict(ready(job)).fits
+
+
+def test_the_report_has_every_prediction_beside_its_measurement(tmp_path: Path) -> None:
+    rows = [{"what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1}]
+    (tmp_path / "steps.json").write_text(json.dumps([{"job": "DDP", "rows": rows}]))
+    done = [Done("steps", "done", 12.0, ("validate", "x.yaml", "--output", "steps.json")), Done("other", "failed: no", 3.0, ())]
+    text = report(tmp_path, {"name": "NVIDIA H200"}, done)
+    assert "* name: NVIDIA H200" in text
+    assert "| other | failed: no | 3 |" in text
+    assert "| steps | DDP | step | 0.9 | 1 | -10.0% |" in text

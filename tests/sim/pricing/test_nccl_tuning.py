@@ -1,0 +1,55 @@
+"""NCCL's own estimate decides between rings and trees."""
+
+from __future__ import annotations
+
+import pytest
+
+from sim.analysis.collective_sweep import lone, sweep
+from sim.grid import Grid
+from sim.pricing.prices import Prices
+from sim.pricing.shipped import load_profile
+from sim.pricing.transfers.nccl_tuning import Communicator, communicator, prefers_rings
+from sim.pricing.transfers.wiring import Traffic
+from topologies.cluster_files import load_cluster
+
+
+def test_rings_are_for_large_messages_and_few_nodes() -> None:
+    """Latency of rings grows with the ranks, of trees with log₂ of the nodes; bytes of trees count 2/0.92, of rings 2(n−1)/n.
+
+    Two nodes of eight by hand, in Simple above 256 MiB, where no table corrects the tree: 125.6 us and 2/(0.92 · 240) ns per byte
+    against 92.4 us and 1.875/240: trees are first below 14 MB only, which LL128 and the table leave to neither.
+    """
+    two = Communicator(16, 2, 240e9, 192e9)
+    assert prefers_rings(two, 300e6)
+    assert not prefers_rings(two, 1e6)
+    first = []
+    for nodes in (4, 16, 64):
+        many = Communicator(8 * nodes, nodes, 240e9, 192e9)
+        turns = [prefers_rings(many, 2.0**power) for power in range(10, 40)]
+        assert turns == sorted(turns)
+        first.append(turns.index(True))
+    assert first == sorted(set(first))  # the more nodes, the later
+
+
+def test_what_the_links_give_a_communicator() -> None:
+    topology, grid = load_cluster("dgx-a100", nodes=4).topology(), Grid.of(tp=4, dp=8)
+    assert communicator(topology, grid, Traffic("", ("dp",), ())) == pytest.approx((8, 4, 240e9, 48e9))  # two of eight NICs
+    assert communicator(topology, grid, Traffic("", ("tp",), ())) is None  # inside a node
+    assert communicator(load_cluster("pcie-l40s", nodes=2).topology(), Grid.of(dp=16), Traffic("", ("dp",), ())) is None
+
+
+def test_two_nodes_of_a100_run_rings_though_trees_would_be_faster() -> None:
+    """Measured on two nodes of ND A100 v4 (Azure, InfiniBand): 187 GB/s from 512 MB on; rings fill eight NICs of 25 GB/s, and
+    trees would reach the 240 of NVLink.
+    """
+    cluster = load_cluster("dgx-a100", nodes=2)
+    prices = Prices(load_profile("a100"), cluster.node.gpu)
+    pricing, (work,) = lone(cluster.topology(), prices, "all_reduce", 16, [2.0**31])
+    cost = pricing.collective(work, 0)
+    assert cost.traffic.algorithm == "all_reduce/ring"
+    assert 2 * 15 / 16 * work.bytes / cost.alone == pytest.approx(187e9, rel=0.08)
+    ((first, second, *_),) = sweep(cluster.topology(), prices, "all_reduce", 16, [2.0**31])
+    assert (first.algorithm, second.algorithm) == ("ring", "tree")
+    assert first.seconds > second.seconds
+    _, (tree,) = lone(cluster.topology(), prices, "all_reduce", 16, [2.0**31], "tree")
+    assert lone(cluster.topology(), prices, "all_reduce", 16, [2.0**31], "tree")[0].collective(tree, 0).alone < cost.alone

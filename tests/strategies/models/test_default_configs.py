@@ -1,0 +1,68 @@
+"""Configurations as transformers itself saves them: read with all their keys, or refused without a hint that misleads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from strategies.models.importers import model_type
+from strategies.models.model import load_model
+from topologies.reading import UserError
+
+CLASSES = {
+    "arcee": "ArceeForCausalLM",
+    "bamba": "BambaForCausalLM",
+    "ernie4_5": "Ernie4_5ForCausalLM",
+    "exaone4": "Exaone4ForCausalLM",
+    "falcon_h1": "FalconH1ForCausalLM",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
+    "granitemoehybrid": "GraniteMoeHybridForCausalLM",
+    "granitemoeshared": "GraniteMoeSharedForCausalLM",
+    "helium": "HeliumForCausalLM",
+    "mamba2": "Mamba2ForCausalLM",
+    "nemotron": "NemotronForCausalLM",
+    "nemotron_h": "NemotronHForCausalLM",
+    "seed_oss": "SeedOssForCausalLM",
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "nemotron": {"head_dim": 128, "num_key_value_heads": 8},  # without, the class cannot be made
+    "granitemoeshared": {"shared_intermediate_size": 512},
+}
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_what_transformers_saves_is_read(kind: str, tmp_path: Path) -> None:
+    """Every key that its configuration class writes, Infinity among them, and the parameters of its class."""
+    transformers, torch = pytest.importorskip("transformers"), pytest.importorskip("torch")
+    config = transformers.AutoConfig.for_model(kind, **CHANGES.get(kind, {}))
+    data = config.to_dict() | {"architectures": [CLASSES[kind]], "model_type": kind}
+    (tmp_path / "config.json").write_text(json.dumps(data, default=str))
+    with torch.device("meta"):
+        module = getattr(transformers, CLASSES[kind])(config)
+    assert load_model(str(tmp_path))[0].parameters == sum(parameter.numel() for parameter in module.parameters())
+
+
+def test_other_types_are_not_taken_for_misspellings(tmp_path: Path) -> None:
+    """Of all that transformers has: a model with a name of its own is not another one."""
+    pytest.importorskip("transformers")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    known, path = set(model_type), tmp_path / "config.json"
+    others = {name.removesuffix("_text") for name in CONFIG_MAPPING_NAMES} - known
+    assert len(others) > 200
+    for name in sorted(others):
+        path.write_text(json.dumps({"model_type": name}))
+        with pytest.raises(UserError) as caught:
+            load_model(str(path))
+        assert "did you mean" not in str(caught.value)
+
+
+def test_infinity_is_no_size(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text('{"model_type": "llama", "hidden_size": Infinity}')
+    with pytest.raises(UserError, match=r"hidden_size='?Infinity'? must be a whole number"):
+        load_model(str(path))

@@ -1,0 +1,263 @@
+"""Mamba-2 and hybrids: parameters and FLOPs against transformers' own classes, the scan against the algorithm in PyTorch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardyard import Job, read_job, simulate, summarise
+from sim.program import Kernel
+from strategies.layers.model_costs import parts
+from strategies.models.importers import read_hugging_face
+from strategies.models.model import Model, load_model
+from strategies.models.state_space import StateSpace
+from tests.strategies.models.test_families import built
+from topologies.reading import UserError
+
+MAMBA = {"mamba_d_state": 128, "mamba_d_head": 64, "mamba_n_groups": 1, "mamba_expand": 2, "mamba_chunk_size": 256}
+DECODER = {"num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096, "max_position_embeddings": 8192}
+SIZES: dict[str, dict[str, Any]] = {  # of published models; keys as their files have them
+    "mamba2-130m": {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        **{"hidden_size": 768, "num_hidden_layers": 24, "num_heads": 24, "head_dim": 64, "state_size": 128, "n_groups": 1},
+        **{"expand": 2, "vocab_size": 50288, "conv_kernel": 4, "chunk_size": 256, "tie_word_embeddings": True},
+    },
+    "codestral-mamba-7b": {
+        "model_type": "mamba2",
+        "architectures": ["Mamba2ForCausalLM"],
+        **{"hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128, "n_groups": 8, "vocab_size": 32768},
+    },
+    "bamba-9b": {
+        "model_type": "bamba",
+        "architectures": ["BambaForCausalLM"],
+        **DECODER,
+        **MAMBA,
+        **{"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 128256, "attn_layer_indices": [9, 18, 27]},
+        "mamba_n_heads": 128,
+    },
+    "granite-4.0-h-small": {
+        "model_type": "granitemoehybrid",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **DECODER,
+        **MAMBA,
+        **{"num_hidden_layers": 40, "intermediate_size": 768, "shared_intermediate_size": 1536, "vocab_size": 100352},
+        **{"num_local_experts": 72, "num_experts_per_tok": 10, "mamba_n_heads": 128, "tie_word_embeddings": True},
+        **{"position_embedding_type": "nope", "embedding_multiplier": 12, "logits_scaling": 16},
+        "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)],
+    },
+    "granite-4.0-h-micro": {
+        "model_type": "granitemoehybrid",
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        **DECODER,
+        **MAMBA,
+        **{"hidden_size": 2048, "num_hidden_layers": 40, "intermediate_size": 8192, "shared_intermediate_size": 8192},
+        **{"vocab_size": 100352, "num_local_experts": 0, "num_experts_per_tok": 0, "mamba_n_heads": 64},
+        **{"tie_word_embeddings": True, "layer_types": ["attention" if layer % 10 == 5 else "mamba" for layer in range(40)]},
+    },
+    "nemotron-h-8b": {
+        "model_type": "nemotron_h",
+        "architectures": ["NemotronHForCausalLM"],
+        **DECODER,
+        **{"head_dim": 128, "intermediate_size": 21504, "vocab_size": 131072, "num_hidden_layers": 52},
+        **{"mamba_num_heads": 128, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8, "conv_kernel": 4},
+        "hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-",
+    },
+    "nemotron-3-nano-30b": {
+        "model_type": "nemotron_h",
+        "architectures": ["NemotronHForCausalLM"],
+        **{"hidden_size": 2688, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128, "vocab_size": 131072},
+        **{"intermediate_size": 1856, "mamba_num_heads": 64, "mamba_head_dim": 64, "ssm_state_size": 128, "n_groups": 8},
+        **{"n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856, "n_shared_experts": 1},
+        **{"moe_shared_expert_intermediate_size": 3712, "max_position_embeddings": 262144, "num_hidden_layers": 52},
+        "hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME",
+    },
+    "falcon-h1-1.5b": {
+        "model_type": "falcon_h1",
+        "architectures": ["FalconH1ForCausalLM"],
+        **{"hidden_size": 2048, "num_hidden_layers": 24, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 128},
+        **{"intermediate_size": 4096, "vocab_size": 65537, "max_position_embeddings": 131072, "mamba_d_ssm": 3072},
+        **{"mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 256, "mamba_n_groups": 1, "tie_word_embeddings": False},
+    },
+}
+
+
+def model_of(data: dict[str, Any], tmp_path: Path) -> Model:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(data))
+    return load_model(str(path))[0]
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_parameters_are_those_of_the_class(name, tmp_path) -> None:
+    assert model_of(SIZES[name], tmp_path).parameters == sum(each.numel() for each in built(SIZES[name]).parameters())
+
+
+@pytest.mark.parametrize("change", ["mamba_conv_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"])
+@pytest.mark.parametrize("name", ["bamba-9b", "falcon-h1-1.5b"])
+def test_biases_are_those_of_the_class(name, change, tmp_path) -> None:
+    data = SIZES[name] | {change: change != "mamba_conv_bias"}
+    data |= {"mamba_rms_norm": True, "projectors_bias": True} if name.startswith("falcon") else {}
+    assert model_of(data, tmp_path).parameters == sum(each.numel() for each in built(data).parameters())
+
+
+TINY: dict[str, dict[str, Any]] = {
+    "mamba2-130m": {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
+    "bamba-9b": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
+    "granite-4.0-h-micro": {"mamba_n_heads": 8, "mamba_d_head": 16, "layer_types": ["mamba", "attention"]},
+    "nemotron-h-8b": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "hybrid_override_pattern": "M*-"},
+    "falcon-h1-1.5b": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
+}
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_flops_of_matrices_are_those_of_the_class(name, tmp_path) -> None:
+    """Products with weights, by PyTorch's counter. Of the scan transformers multiplies and adds element by element."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    common = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    common |= {"intermediate_size": 96, "shared_intermediate_size": 96, "vocab_size": 128}
+    data = {key: value for key, value in (common | TINY[name]).items() if key in SIZES[name] or key in TINY[name]}
+    data = SIZES[name] | data
+    model, batch, tokens = model_of(data, tmp_path), 2, 32
+    module = built(data).to_empty(device="cpu")
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        module(input_ids=torch.zeros(batch, tokens, dtype=torch.long), use_cache=False)
+    counts = counter.get_flop_counts()["Global"]
+    own = model.state_space
+    assert own is not None
+    scans = sum(layer.has_state_space for layer in model.layer_models) * own.scan_flops(batch * tokens)
+    attends = sum(layer.has_attention for layer in model.layer_models)
+    scores = 4.0 * attends * batch * model.heads * tokens**2 * model.head_dim
+    matrices = sum(flops for op, flops in counts.items() if str(op) in ("aten.mm", "aten.addmm"))
+    assert matrices == model.forward_flops(batch, tokens, causal=False) - scans - scores
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_layer_work_has_the_parameters_and_flops_of_the_model(name, tmp_path) -> None:
+    model = model_of(SIZES[name], tmp_path)
+    job = read_job(None, {"plan.sequence": 2048, "plan.global_batch": 8}, model=str(tmp_path / "config.json"), cluster="dgx-h100")
+    work = parts(model, job.resolve())
+    every = [work.embedding, work.head, *map(work.layer, range(model.layers))]
+    assert sum(part.parameters for part in every) == model.parameters
+    assert sum(part.model_flops for part in every) == pytest.approx(3 * model.forward_flops(1, 2048, False), rel=1e-12)
+
+
+def mixer_job(tp: int = 1, sequence: int = 512, **own: Any) -> Job:
+    """A model of mixers alone."""
+    sizes = {"heads": 8, "head_dim": 16, "state": 32, "groups": 2, "chunk": 64} | own
+    model = {"name": "mixers", "hidden": 64, "layers": 2, "heads": 8, "head_dim": 8, "vocabulary": 512, "context": 4096}
+    model |= {"mixer": "state_space", "feed_forward": False, "state_space": sizes, "norm": "rmsnorm", "positions": "none"}
+    return read_job(
+        None, model=model, cluster="dgx-h100", plan={"tp": tp, "sequence": sequence, "global_batch": 8, "microbatch": 1}
+    )
+
+
+def scan_products(job: Job, phase: str) -> float:
+    """FLOPs of the scan's products in one direction of a layer."""
+    layer = parts(job.model, job.resolve()).layer(0)
+    items = layer.forward if phase == "forward" else layer.backward
+    return sum(item.flops for item in items if isinstance(item, Kernel) and item.kind == "gemm" and item.label.startswith("scan"))
+
+
+def test_products_of_a_scan_are_those_of_the_algorithm() -> None:
+    """Section 6 of the paper written with PyTorch's products: the same FLOPs forward; backward twice as many, and those of states
+    and scores once more. And it is the recurrence.
+    """
+    torch = pytest.importorskip("torch")
+    from torch.utils.flop_counter import FlopCounterMode
+
+    job = mixer_job()
+    own = job.model.state_space
+    assert isinstance(own, StateSpace)
+    heads, dim, state, groups, size, tokens = own.heads, own.head_dim, own.state, own.groups, own.chunk, 512
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(tokens, heads, dim, generator=generator, dtype=torch.float64)
+    decay = -torch.rand(tokens, heads, generator=generator, dtype=torch.float64)
+    b, c = (torch.randn(tokens, groups, state, generator=generator, dtype=torch.float64) for _ in range(2))
+
+    def chunked(x, b, c):
+        blocks = tokens // size
+        each = heads // groups
+        xs, ds = x.view(blocks, size, heads, dim).transpose(1, 2), decay.view(blocks, size, heads).transpose(1, 2)
+        bs, cs = (t.view(blocks, size, groups, state).transpose(1, 2) for t in (b, c))
+        total = ds.cumsum(-1)
+        scores = (cs @ bs.transpose(2, 3)).repeat_interleave(each, 1)
+        mask = torch.tril(torch.ones(size, size, dtype=torch.float64))
+        within = scores * torch.exp((total[..., :, None] - total[..., None, :]) * mask) * mask
+        bh, ch = (t.repeat_interleave(each, 1) for t in (bs, cs))
+        ends = (xs * torch.exp(total[..., -1:] - total)[..., None]).transpose(2, 3) @ bh
+        before, states = torch.zeros_like(ends[0]), []
+        for block in range(blocks):
+            states.append(before)
+            before = before * torch.exp(total[block, :, -1])[:, None, None] + ends[block]
+        across = (ch * torch.exp(total)[..., None]) @ torch.stack(states).transpose(2, 3)
+        return (within @ xs + across).transpose(1, 2).reshape(tokens, heads, dim)
+
+    with FlopCounterMode(display=False) as counter:
+        result = chunked(x, b, c)
+    assert scan_products(job, "forward") == counter.get_total_flops()
+    hidden, expected = torch.zeros(heads, dim, state, dtype=torch.float64), []
+    for token in range(tokens):
+        into, out = (t[token].repeat_interleave(heads // groups, 0) for t in (b, c))
+        hidden = hidden * torch.exp(decay[token])[:, None, None] + x[token][:, :, None] * into[:, None, :]
+        expected.append((hidden * out[:, None, :]).sum(-1))
+    assert torch.allclose(result, torch.stack(expected))
+    leaves = [t.requires_grad_() for t in (x, b, c)]
+    with FlopCounterMode(display=False) as both:
+        chunked(*leaves).sum().backward()
+    again = 2 * tokens * (heads * dim * state + groups * size * state)
+    assert scan_products(job, "backward") == both.get_total_flops() - counter.get_total_flops() + again
+
+
+def test_tensor_parallel_ranks_share_heads_and_groups() -> None:
+    """Half of the parameters, but norms; the volume of a layer with one block: an all-reduce forward and one backward."""
+    (one, two) = (parts(job.model, job.resolve()).layer(0) for job in (mixer_job(), mixer_job(tp=2)))
+    assert two.parameters == (one.parameters + 64) / 2
+    assert sum(item.flops for item in two.forward if isinstance(item, Kernel)) == pytest.approx(
+        sum(item.flops for item in one.forward if isinstance(item, Kernel)) / 2
+    )
+    with pytest.raises(UserError, match="tp=4 does not divide 2 groups"):
+        simulate(mixer_job(tp=4))
+
+
+def test_a_step_grows_by_tokens_not_by_their_square() -> None:
+    """Attention's share is not there: a sequence of four times the tokens has four times the work."""
+    short, long = (
+        sum(scan_products(mixer_job(sequence=tokens), way) for way in ("forward", "backward")) for tokens in (512, 2048)
+    )
+    assert long == 4 * short
+
+
+@pytest.mark.parametrize("plan", [{"kernels": "torch"}, {"cp": 2}, {"lora": {"rank": 4, "targets": ["q_proj"]}}])
+def test_refusals(plan) -> None:
+    job = mixer_job()
+    with pytest.raises(UserError, match="state-space layers of mixers are not simulated with|has no|targets"):
+        simulate(
+            read_job(
+                None,
+                {f"plan.{key}": value for key, value in plan.items()},
+                model=job.model.model_dump(exclude_unset=True),
+                cluster="dgx-h100",
+                plan={"sequence": 512, "global_batch": 8},
+            )
+        )
+
+
+def test_sizes_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(UserError, match=r"num_heads·head_dim = 128·64 must be expand·hidden_size = 2·4000"):
+        read_hugging_face({"model_type": "mamba2", "hidden_size": 4000}, "config.json")
+    with pytest.raises(UserError, match=r"hybrid_override_pattern='MX' must have a letter of"):
+        read_hugging_face({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "config.json")
+
+
+def test_a_hybrid_is_simulated(tmp_path) -> None:
+    """Nemotron-H 8B trains on 8 H100 at a plausible share of their peak."""
+    model_of(SIZES["nemotron-h-8b"], tmp_path)
+    plan = {"sequence": 8192, "global_batch": 32, "data_parallel": "zero1", "tp": 2, "sequence_parallel": True}
+    summary = summarise(simulate(read_job(None, model=str(tmp_path / "config.json"), cluster="dgx-h100", plan=plan)))
+    assert 0.25 < summary.mfu < 0.6
