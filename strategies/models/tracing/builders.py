@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import importlib.util
 import sys
+import types
+from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +71,13 @@ def builder_of(module: Module) -> Builder:
         return lambda: _of_transformers(module.source)
     file, _, name = module.source.rpartition(":")
     path = Path(file).resolve()
-    spec = importlib.util.spec_from_file_location(f"shardyard_user_{path.stem}", path)
-    if spec is None or spec.loader is None:
-        raise UserError(f"{file}: cannot be read as Python")
-    loaded = importlib.util.module_from_spec(spec)
+    loader = SourceFileLoader(f"shardyard_user_{path.stem}", str(path))
+    loaded = types.ModuleType(loader.name)
+    loaded.__file__ = str(path)
     sys.path.insert(0, str(path.parent))  # what it imports lies beside it
     try:
-        spec.loader.exec_module(loaded)
+        # not `exec_module`: bytecode is stale when a file changes within a second and keeps its length
+        exec(loader.source_to_code(loader.get_data(str(path)), str(path)), loaded.__dict__)
     except Exception as error:
         raise UserError(f"{file}: failed while it was run: {type(error).__name__}: {error}") from error
     finally:
