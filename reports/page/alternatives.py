@@ -112,8 +112,11 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
     sentences += [f"Not possible: {why}." for why in _refusals(named)]
     gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
-    prices = {gpus[name]: rates_text(case.training.rates, power=False) for name, case in named if case.training}
-    sentences.append(f"Prices: {'; '.join(f'{gpu} {text}' for gpu, text in prices.items())}.")
+    rates = {gpus[name]: case.training.rates for name, case in named if case.training}
+    prices = [f"{gpu} {rates_text(each, power=False)}" for gpu, each in rates.items() if each.usd is not None]
+    sentences += [f"Prices: {'; '.join(prices)}."] if prices else []
+    if unlisted := [gpu for gpu, each in rates.items() if each.usd is None]:
+        sentences.append(f"No price is listed of {', '.join(unlisted)}: --price gives one.")
     return Section(title, text=tuple(sentences), table=_answers("cluster", named, total))
 
 
@@ -143,7 +146,7 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
     sentences = (
         f"Each price alone, divided and multiplied by {1 + by:g}; and what becomes of the step when it is halved.",
         "A faster link helps until the next one on the way limits. For the figure, collectives stay as they are chosen now "
-        "(how wrong may a price be?), for the table they are chosen anew, as `shardyard whatif` does.",
+        "(how wrong may a price be?), for the table they are chosen anew, as shardyard whatif does.",
     )
     return Section("What limits the step", (picture,), sentences, table=Sheet(("twice as fast", "step", "change"), rows))
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -39,6 +38,7 @@ from reports.formatting import (
     stages,
 )
 from reports.metrics import hint
+from reports.page.rendering import render
 from reports.page.step_view import script, style, whole_step
 from reports.tables.step import flatten, headline, verdict
 from reports.trace import write_trace
@@ -49,9 +49,7 @@ from topologies.documents.writing import WriteError, whole_file, write_whole
 from topologies.reading import UserError
 
 LONG = 40  # characters of a cell that is a sentence
-FULL = 1300  # dots of a figure that takes the whole width
 DATA = ("timeline.csv", "summary.json", "trace.json.gz")
-TEMPLATES = Path(__file__).parent / "templates"
 
 
 @dataclass(frozen=True)
@@ -199,12 +197,13 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     summary, job = report.summary, report.job
     return render(
         "report.html.j2",
-        report.pictures,
+        (picture.name for picture in report.pictures),
         folder,
         verdict=verdict(summary, job),
         summary=summary,
         model=job.get("model", "model"),
-        cards=[(label, value, hint(label)) for label, value in headline(summary, job)],
+        cards=[_card(label, value) for label, value in headline(summary, job)],
+        titles=list(_titles(report)),
         step=report.step,
         view=whole_step(report.timeline),
         script=script(),
@@ -229,40 +228,33 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     )
 
 
-def render(template: str, pictures: Iterable[Picture], folder: Path, **values: Any) -> str:
-    """A page by a template, with the pictures that lie in `folder` inside it."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
-    environment.filters["shown"] = _cell
-    files = {picture.name: folder / f"{picture.name}.png" for picture in pictures}
-    embedded = {name: _embedded(file) for name, file in files.items()}
-    full = {name for name, file in files.items() if _width(file) > FULL}
-    return environment.get_template(template).render(pictures=embedded, full=full, **values)
+def _card(label: str, value: str) -> tuple[str, str, str, str]:
+    """Label, value, the rest of a long value below it, definition."""
+    short, between, rest = value.partition(" at " if " at " in value else " (")
+    return label, short, f"{between.strip(' (')} {rest.rstrip(')')}".strip(), hint(label)
 
 
-def _cell(value: object) -> str:
-    """A cell of a table, as the page's script writes it too."""
-    if value is None or isinstance(value, bool):
-        return "" if value is None else str(value).lower()
-    if isinstance(value, int | float):
-        return f"{value:,.0f}" if abs(value) >= 10_000 else f"{value:.4g}" if isinstance(value, float) else str(value)
-    return str(value)
+def _titles(report: Report) -> Iterator[str]:
+    """Headings of the page, from top to bottom."""
+    yield from ("Where the step goes", "Peak memory of one GPU", "One step, second by second")
+    if report.runs:
+        yield "Beside other runs"
+    yield from (section.title for section in report.sections)
+    yield "What is sent"
+    if report.network:
+        yield report.network.title
+    if report.summary.notes:
+        yield "Notes"
+    yield from (section.title for section in report.evidence)
+    yield "Inputs and provenance"
+    if report.launch:
+        yield "Run it"
+    yield "Beside this page"
 
 
 def _inputs(job: Job) -> Job:
     """What determined the answer, in words where it is not plain data."""
     return {**job, "rates": rates_text(job["rates"])} if job.get("rates") else job
-
-
-def _embedded(path: Path) -> str:
-    """A picture as a data URL."""
-    return f"data:image/png;base64,{base64.b64encode(path.read_bytes()).decode()}"
-
-
-def _width(path: Path) -> int:
-    """Dots of a PNG, whose header has them."""
-    return int.from_bytes(path.read_bytes()[16:20], "big")
 
 
 def _components(summary: Summary) -> list[tuple[str, str, str]]:

@@ -10,7 +10,8 @@ from typing import Any
 
 from reports.figures.staleness import staleness
 from reports.formatting import count, digits, percent, seconds, size
-from reports.page.page import Picture, Section, Sheet, render, write_folder
+from reports.page.page import Picture, Section, Sheet, write_folder
+from reports.page.rendering import render
 from reports.tables.parameter_servers import asynchrony, labelled, settings
 from reports.tables.step import flatten
 from sim.analysis.summary import Summary
@@ -64,11 +65,11 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
     title = settings(report.answer, report.name) + f": {count(report.answer.tokens_per_second)} tokens/s"
     text = render(
         "server.html.j2",
-        pictures,
+        (picture.name for picture in pictures),
         folder,
         title=title,
         fits=report.answer.fits,
-        cards=labelled(report.answer),
+        cards=[(label, value, "", "") for label, value in labelled(report.answer)],
         sections=sections,
         files=files,
         provenance=f"shardyard {report.job['version']} · hash {report.job['hash']}",

@@ -15,7 +15,8 @@ from reports.figures.intervals import intervals
 from reports.figures.run_timeline import CAUSES, run_timeline
 from reports.formatting import count, digits, dollars, percent, span
 from reports.metrics import metric
-from reports.page.page import Picture, Section, Sheet, render
+from reports.page.page import Picture, Section, Sheet
+from reports.page.rendering import render
 from reports.tables.loop import cut_points
 from reports.tables.run import facts, headline
 from reports.tables.step import flatten
@@ -61,7 +62,7 @@ def write_run_page(path: Path, report: RunReport) -> Path:
             picture.draw(picture.data, Path(folder) / f"{picture.name}.png")
         page = render(
             "run.html.j2",
-            pictures,
+            (picture.name for picture in pictures),
             Path(folder),
             title=headline(prepared, answer),
             cards=_cards(answer, report.rates),
