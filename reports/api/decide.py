@@ -11,6 +11,7 @@ from reports.api.jobs import Asked, Vary, axes_of, engine_of, job_of, reader, st
 from reports.api.result import Result
 from reports.formatting import TOKENS, training_cost
 from reports.inputs import describe
+from sim.analysis.summary import summarise
 from strategies.job import Job
 from strategies.planner.arguments import arguments_of
 from strategies.planner.ranking import HEADROOM, rank
@@ -19,7 +20,7 @@ from strategies.planner.search.objective import objective as objective_of
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import default_space, load_space, read_space
 from strategies.planner.uncertainty import with_interval
-from strategies.predict import predict
+from strategies.predict import predict, simulate
 from topologies.costs import mean_rates
 
 
@@ -129,9 +130,11 @@ def whatif(
     return Result(title, named, ("changes", "step", "refused"), None, "", cases)
 
 
-def compare(*jobs: Asked, tokens: float = TOKENS, price: float | None = None, seed: int = 0, runs: bool = False) -> Result:
+def compare(
+    *jobs: Asked, tokens: float = TOKENS, price: float | None = None, seed: int = 0, runs: bool = False, total: bool = False
+) -> Result:
     """Jobs side by side, in the order given; `best` is that with most tokens/s/GPU of those that fit. runs: 20 runs of each with
-    failures and checkpoints. Raises UserError.
+    failures and checkpoints; total: what all ranks send together. Raises UserError.
     """
     from reports.tables.compare_runs import run_data
     from strategies.resilience.runs import run_training
@@ -140,7 +143,7 @@ def compare(*jobs: Asked, tokens: float = TOKENS, price: float | None = None, se
     rows: list[dict[str, Any]] = []
     keys = []
     for job in asked:
-        summary, money = with_interval(job, predict(job)), mean_rates(job.cluster, price)
+        summary, money = with_interval(job, summarise(simulate(job), total)), mean_rates(job.cluster, price)
         keys.append((rank(summary, dict(job.plan), job.hash), job))
         row = {"job": describe(job), **summary.to_dict(), "name": job.name}
         row["training"] = training_cost(summary, {"rates": money, "tokens": tokens}).to_dict()

@@ -14,6 +14,7 @@ import click
 from reports.terminal import echo, terminal
 
 PROGRESS_INTERVAL = 10.0  # seconds between lines of progress where there is no terminal
+TOTAL = click.option("--total", is_flag=True, help="Also what all ranks send together, beside what one does.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 

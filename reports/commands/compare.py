@@ -13,6 +13,7 @@ import click
 
 from reports.commands._common import (
     AS_JSON,
+    TOTAL,
     changing,
     job_options,
     money_options,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     "--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="Add a variant of the first job: 'plan.tp=4,plan.pp=2'."
 )
 @click.option("--runs", is_flag=True, help="Also over days: goodput, days and cost with failures and checkpoints, 20 runs each.")
+@TOTAL
 @picture_options("steps and memory side by side")
 @money_options
 @AS_JSON
@@ -46,6 +48,7 @@ def command(
     variants: tuple[str, ...],
     overrides: tuple[str, ...],
     runs: bool,
+    total: bool,
     plot: str | None,
     report: str | None,
     tokens: float | None,
@@ -57,8 +60,9 @@ def command(
     from reports.inputs import describe
     from reports.tables.compare_runs import run_data
     from reports.tables.comparison import comparison
+    from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict
+    from strategies.predict import simulate
     from strategies.read_job import read_job
     from strategies.resilience.runs import run_training
     from topologies.costs import mean_rates
@@ -68,15 +72,15 @@ def command(
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
     first = changing(jobs[0], overrides, given)
     asked += [first({}, apart.split(variant), variant) for variant in variants]
-    total = tokens_of(tokens)
-    about = {"tokens": total or TOKENS}
-    rows = [(job.name, with_interval(job, predict(job)), {**describe(job), **about}) for job in asked]
+    all_tokens = tokens_of(tokens)
+    about = {"tokens": all_tokens or TOKENS}
+    rows = [(job.name, with_interval(job, summarise(simulate(job), total)), {**describe(job), **about}) for job in asked]
     money = [mean_rates(job.cluster, price) for job in asked]
     delivered: list[RunAnswer | None] = [None] * len(rows)
     if runs:
         fitting = [summary if summary.fits else None for _, summary, _ in rows]
         delivered = [
-            run_training(job, summary, total or TOKENS, rates) if summary else None
+            run_training(job, summary, all_tokens or TOKENS, rates) if summary else None
             for job, summary, rates in zip(asked, fitting, money, strict=True)
         ]
     if as_json:
@@ -92,7 +96,7 @@ def command(
     else:
         priced = [(name, summary, {**inputs, "rates": rates}) for (name, summary, inputs), rates in zip(rows, money, strict=True)]
         show(comparison(priced, delivered))
-    _draw(asked, [summary for _, summary, _ in rows], money, plot, folder, total, as_json)
+    _draw(asked, [summary for _, summary, _ in rows], money, plot, folder, all_tokens, as_json)
     if not any(summary.fits for _, summary, _ in rows):
         sys.exit(2)
 

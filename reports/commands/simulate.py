@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, job_options, money_options, report_folder, show, tokens_of
+from reports.commands._common import AS_JSON, TOTAL, job_options, money_options, report_folder, show, tokens_of
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -26,12 +26,14 @@ if TYPE_CHECKING:
 @AS_JSON
 @click.option("--report", metavar="FOLDER", help="Also write an HTML page, figures, CSV and a Perfetto trace.")
 @click.option("--by-layer", is_flag=True, help="Also what each part of the model holds, and the textbook's counts beside it.")
+@TOTAL
 @click.option("--unfolded", is_flag=True, help="Give every rank its own actor (same answer, slower).")
 def command(
     job: str | None,
     as_json: bool,
     report: str | None,
     by_layer: bool,
+    total: bool,
     unfolded: bool,
     tokens: float | None,
     price: float | None,
@@ -54,7 +56,7 @@ def command(
     of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
-    summary, inputs = with_interval(asked, summarise(timeline)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    summary, inputs = with_interval(asked, summarise(timeline, total)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     summary = with_effects(asked, timeline, summary)
     if (note := _dealt_out(asked, timeline, summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
 
@@ -69,6 +69,8 @@ def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) 
             table.add_row("  by uneven stages", *(percent(summary.uneven) for _, summary, _ in runs))
     for label, values in [*_costs(runs, any(delivered)), *_delivered(delivered)]:
         table.add_row(label, *values)
+    for label, values in _sent([summary for _, summary, _ in runs]):
+        table.add_row(label, *values)
     table.add_section()
     for name in components(_seen(summary) for _, summary, _ in runs):
         spent = [summary.breakdown.get(name, 0.0) for _, summary, _ in runs]
@@ -122,6 +124,19 @@ def _delivered(answers: Sequence[RunAnswer | None]) -> list[tuple[str, list[str]
         row("  80 % of runs", lambda a: f"{digits(a.days.low)}–{digits(a.days.high)}"),
         row(f"cost of {of}", lambda a: "–" if a.usd is None else dollars(a.usd.mean)),
     ]
+
+
+def _sent(summaries: Sequence[Summary]) -> Iterator[tuple[str, list[str]]]:
+    """What one rank sends along each axis and what all ranks do together, where that was asked for."""
+    if any(summary.total is None for summary in summaries):
+        return
+    for axis in dict.fromkeys(axis for summary in summaries for axis in summary.volume):
+        for who, sent in (
+            ("a rank", [each.volume for each in summaries]),
+            ("all ranks", [each.total or {} for each in summaries]),
+        ):
+            values = [volume.get(axis) for volume in sent]
+            yield f"{axis}, sent by {who}", ["–" if v is None else f"{size(v.bytes)}, {digits(v.psi)} Ψ" for v in values]
 
 
 def _tied(run: Run, best: Run) -> bool:

@@ -189,10 +189,12 @@ def _memory(summary: Summary) -> RenderableType:
 
 
 def _volumes(summary: Summary) -> RenderableType:
-    table = _table("axis", "bytes", "elements")
+    total = summary.total or {}
+    table = _table("axis", "bytes", "elements", *(("all ranks", "elements") if total else ()))
     for axis, volume in summary.volume.items():
-        table.add_row(axis, size(volume.bytes), f"{digits(volume.psi)} Ψ")
-    return Group(Text("sent by a rank in a step", "bold"), table)
+        shown = [volume, total[axis]] if total else [volume]
+        table.add_row(axis, *(text for each in shown for text in (size(each.bytes), f"{digits(each.psi)} Ψ")))
+    return Group(Text("sent by a rank in a step" + (", and by all" if total else ""), "bold"), table)
 
 
 def flatten(data: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,7 +11,7 @@ from sim.collectives import Ids
 from sim.pricing.transfers.path_latency import Floats
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
-from sim.program import Block, Collective
+from sim.program import Block, Collective, Send
 from sim.timeline import Timeline
 from topologies.links.topology import Topology, is_hosted
 
@@ -35,7 +35,7 @@ def link_loads(timeline: Timeline) -> list[LinkLoad]:
     """Every link that carries anything, the hottest first."""
     wiring, topology, step = timeline.op_costs.wiring, timeline.op_costs.topology, timeline.step
     load_of = [0.0] * len(wiring.capacity)
-    for traffic, size in _transfers(timeline):
+    for traffic, size, _ in transfers(timeline):
         for demand in wiring.demands[traffic]:
             for link, flows in demand.flows:
                 load_of[link] += size * demand.share * flows
@@ -79,7 +79,7 @@ def pairs(timeline: Timeline) -> tuple[Ids, Ids, Floats]:
     """
     grid, topology = timeline.program.grid, timeline.op_costs.topology
     sources, destinations, sizes = [np.empty(0, np.int64)], [np.empty(0, np.int64)], [np.empty(0)]
-    for traffic, size in _transfers(timeline):
+    for traffic, size, _ in transfers(timeline):
         plan, groups = schedule(topology, grid, traffic), endpoints(topology, grid, traffic)
         for phase in plan.phases:
             sources.append(groups[:, phase.source].ravel())
@@ -121,8 +121,8 @@ def _sort(topology: Topology, ends: Ids) -> Ids:
     return np.searchsorted(first, ends, side="right").astype(np.int64)
 
 
-def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
-    """(traffic, bytes of its buffers in the step); what several lanes do together is shared out between them."""
+def transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float, Collective | Send]]:
+    """(traffic, bytes of its buffers in the step, what it is); what several lanes do together is shared out between them."""
     op_costs, grid = timeline.op_costs, timeline.program.grid
     shares = [lane.ranks / grid.groups((), timeline.cohort(number).at).size for number, lane in enumerate(timeline.lanes)]
     for lane, number, op, count in timeline.distinct:
@@ -130,12 +130,12 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float]]:
         if isinstance(work, Block):
             for repeats, collective in op_costs.collectives_of(work):
                 traffic = op_costs.collective(collective, timeline.lanes[lane].cohort).traffic
-                yield traffic, count * repeats * collective.repeat * collective.bytes * shares[lane]
+                yield traffic, count * repeats * collective.repeat * collective.bytes * shares[lane], collective
             continue
         cost = timeline.cost[number]
         assert isinstance(cost, TransferCost)
         repeat = work.repeat if isinstance(work, Collective) else 1
-        yield cost.traffic, count * repeat * work.bytes / _partners(timeline, cost, work, timeline.cohort(lane).at)
+        yield cost.traffic, count * repeat * work.bytes / _partners(timeline, cost, work, timeline.cohort(lane).at), work
 
 
 def _partners(timeline: Timeline, cost: TransferCost, work: object, at: dict[str, int]) -> int:

@@ -12,7 +12,7 @@ from sim.analysis.breakdown import AXES, breakdowns, busy_seconds, mean_breakdow
 from sim.analysis.gpu_kinds import GpuKind, gpu_kinds, notes_on
 from sim.analysis.link_load import LinkLoad, hottest
 from sim.analysis.stage_memory import NodeMemory, StageMemory, node_memory, stage_memory
-from sim.analysis.volume import volumes
+from sim.analysis.volume import together, volumes
 from sim.program import CPU, Block, Kernel, Program
 from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
@@ -95,6 +95,7 @@ class Summary:
     effects: EffectsCost | None = None  # where there are any
     gpu_kinds: tuple[GpuKind, ...] = ()  # where there are several
     variability: GpuVariability | None = None  # of GPUs that are not quite alike; None: they are taken as alike
+    total: dict[str, Volume] | None = None  # by axis, of all ranks together, where that was asked for
 
     def __repr__(self) -> str:
         fits = "fits" if self.fits else "does not fit"
@@ -135,6 +136,8 @@ class Summary:
         data = asdict(self)
         if self.effects is None:
             del data["effects"]
+        if self.total is None:
+            del data["total"]
         data["ideal_seconds"] = self.ideal_seconds
         if not self.gpu_kinds:
             del data["gpu_kinds"]
@@ -147,8 +150,10 @@ class Summary:
         return data
 
 
-def summarise(timeline: Timeline) -> Summary:
-    """The summary of a played step: the expected one, where GPUs of one kind are not quite alike."""
+def summarise(timeline: Timeline, total: bool = False) -> Summary:
+    """The summary of a played step: the expected one, where GPUs of one kind are not quite alike. total: also what all ranks
+    send together.
+    """
     program, prices = timeline.program, timeline.op_costs.prices
     variability, alike = _variability(timeline)
     lost = variability.seconds * program.steps if variability else 0.0
@@ -204,6 +209,7 @@ def summarise(timeline: Timeline) -> Summary:
         offloaded=host,
         gpu_kinds=kinds,
         variability=variability,
+        total=_per_axis(timeline, together(timeline)) if total else None,
     )
 
 
@@ -257,10 +263,15 @@ def _volumes(timeline: Timeline) -> dict[str, Volume]:
     for volume in volumes(timeline):
         for axis, sent in volume.items():
             most[axis] = max(most.get(axis, (0.0, 0.0)), sent)
+    return _per_axis(timeline, most)
+
+
+def _per_axis(timeline: Timeline, sent: dict[str, tuple[float, float]]) -> dict[str, Volume]:
+    """Bytes and elements of a round as those of a step, axes in their order."""
     psi, steps = timeline.program.parameters, timeline.program.steps
     return {
         axis: Volume(size / steps, count / steps, count / steps / psi)
         for axis in AXES
-        if axis in most
-        for size, count in [most[axis]]
+        if axis in sent
+        for size, count in [sent[axis]]
     }
