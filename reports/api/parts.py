@@ -42,16 +42,30 @@ def schedule(name: str, *, pp: int | None = None, microbatches: int | None = Non
     return cells(name, pp, microbatches, chunks)[0]
 
 
-def teach(*names: str, pp: int = 4, microbatches: int = 8, chunks: int | None = None, backward: float = 2.0) -> Result:
-    """Pipeline schedules beside each other: forward passes last 1, backward passes `backward`, no network. Raises UserError."""
+def teach(
+    *names: str, pp: int = 4, microbatches: int = 8, chunks: int | None = None, backward: float = 2.0, ranks: int = 4
+) -> Result:
+    """Pipeline schedules beside each other: forward passes last 1, backward passes `backward`, no network; or all-reduces of
+    `ranks` ranks, such as all_reduce/ring, round by round. Raises UserError.
+    """
     from strategies.schedules import schedules
     from strategies.schedules.unit_play import unit_play
 
+    if any("/" in name for name in names):
+        from sim.analysis.collective_rounds import collective_rounds
+
+        played = [collective_rounds(name, ranks) for name in names]
+        keys = ("name", "ranks", "rounds", "sent", "received", "together")
+        return Result(
+            f"{len(played)} all-reduces of {ranks} ranks", tuple(each.to_dict() for each in played), keys, detail=played
+        )
     chosen = [schedules.named(name) for name in names]
     plays = [unit_play(name, pp, microbatches, chunks if schedules[name].chunks is None else None, backward) for name in chosen]
-    keys = ("name", "ranks", "microbatches", "chunks", "length", "bubble", "gaps", "overhead")
-    rows = tuple({key: getattr(play, key) for key in keys} | {"held": [play.held(rank) for rank in range(pp)]} for play in plays)
-    return Result(f"{len(rows)} schedules of {pp} ranks and {microbatches} microbatches", rows, keys, detail=plays)
+    fields = ("name", "ranks", "microbatches", "chunks", "length", "bubble", "gaps", "overhead")
+    rows = tuple(
+        {key: getattr(play, key) for key in fields} | {"held": [play.held(rank) for rank in range(pp)]} for play in plays
+    )
+    return Result(f"{len(rows)} schedules of {pp} ranks and {microbatches} microbatches", rows, fields, detail=plays)
 
 
 def ranks(nodes: int = 1, gpus: int = 8, gpus_per_process: int = 1) -> Result:

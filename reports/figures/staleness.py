@@ -31,11 +31,12 @@ def staleness(answers: Mapping[str, Answer]) -> Figure:
         counts = answer.played.staleness.histogram
         span = range(max(counts) + 1)
         below = accumulate(100 * counts.get(value, 0) / sum(counts.values()) for value in span)
-        right.step([-0.5, *span], [0, *below], where="post", color=colour, linewidth=1.8, label=name)
+        right.step([-0.5, *span, span[-1] + 0.5], [0, *below, 100], where="post", color=colour, linewidth=1.8, label=name)
     left.set_xticks(range(len(answers)), list(answers))
     left.set(ylabel="gradients per second, all workers")
     left.set_title("Dashed: what the servers let through at most", fontsize=10)
     right.set(xlabel="updates that a gradient missed", ylabel="gradients that missed at most so many (%)", ylim=(0, 103))
+    right.xaxis.get_major_locator().set_params(integer=True)
     right.set_title("Staleness of gradients")
     right.legend(fontsize=9)
     return drawn
