@@ -7,7 +7,7 @@ and numpy arrays share, so the fit and the simulation use the same code.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -137,9 +137,9 @@ class Product(NamedTuple):
     moved: Traffic | None = None  # of `traffic` what takes energy, where that is not all of it
 
     @property
-    def least(self) -> Callable[..., Any]:
-        """The lesser of two numbers or arrays of seconds."""
-        return np.minimum if any(isinstance(size, np.ndarray) for size in self.shape) else min
+    def several(self) -> bool:
+        """Whether it is many products."""
+        return any(isinstance(size, np.ndarray) for size in self.shape)
 
 
 def gemm_clocks(curve: GemmCurve, rates: Rates, product: Product, throttling: float = POWER) -> tuple[Any, Any]:
@@ -176,22 +176,37 @@ def arithmetic_seconds(curve: GemmCurve, rates: Rates, product: Product, reached
 
     reached: bytes per second of the memory; every part writes an fp32 partial result that is read again, from the cache.
     """
-    (batch, m, n, k), sms, least = product.shape, rates.sms, product.least
+    (batch, m, n, k), sms = product.shape, rates.sms
     depth = k / product.aligned
+    tiles = [_Columns.of(curve.tiles)] if product.several else curve.tiles
     best: Any = None
-    for tile in curve.tiles:
+    for tile in tiles:
         step = 2 * tile.m * tile.n * sms / (rates.peak * curve.efficiency * tile.efficiency)  # one tile, one k
         whole = batch * -(-m // tile.m) * -(-n // tile.n)
         for parts in PARTS:
-            tiles = whole * parts
-            least_waves = (tiles + sms + abs(tiles - sms)) / (2 * sms)  # max(tiles / sms, 1)
-            together = tiles > sms * tile.resident  # otherwise each multiprocessor has as many as fall to it
-            rounds = -(-tiles // sms) * (1 - together) + -(-tiles // (sms * tile.resident)) * tile.resident * together
+            count = whole * parts
+            least_waves = (count + sms + abs(count - sms)) / (2 * sms)  # max(count / sms, 1)
+            together = count > sms * tile.resident  # otherwise each multiprocessor has as many as fall to it
+            rounds = -(-count // sms) * (1 - together) + -(-count // (sms * tile.resident)) * tile.resident * together
             seconds = (curve.wave * rounds + (1 - curve.wave) * least_waves) * step * (depth / parts + curve.depth)
             if parts > 1:
                 seconds = seconds + curve.split + parts * 8 * batch * m * n / (reached * curve.cached)
-            best = seconds if best is None else least(best, seconds)
-    return best
+            best = seconds if best is None else np.minimum(best, seconds) if product.several else min(best, seconds)
+    return best.min(axis=0) if product.several else best
+
+
+class _Columns(NamedTuple):
+    """All tiles of a curve at once: columns, against which products are rows."""
+
+    m: Any
+    n: Any
+    efficiency: Any
+    resident: Any
+
+    @classmethod
+    def of(cls, tiles: Iterable[Tile]) -> _Columns:
+        """Shape (tiles, 1) each."""
+        return cls(*(np.array([getattr(tile, name) for tile in tiles])[:, None] for name in cls._fields))
 
 
 def attention_seconds(
