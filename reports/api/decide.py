@@ -143,7 +143,8 @@ def compare(
     rows: list[dict[str, Any]] = []
     keys = []
     for job in asked:
-        summary, money = with_interval(job, summarise(simulate(job), total)), mean_rates(job.cluster, price)
+        played = summarise(simulate(job), total) if total else predict(job)
+        summary, money = with_interval(job, played), mean_rates(job.cluster, price)
         keys.append((rank(summary, dict(job.plan), job.hash), job))
         row = {"job": describe(job), **summary.to_dict(), "name": job.name}
         row["training"] = training_cost(summary, {"rates": money, "tokens": tokens}).to_dict()

@@ -62,7 +62,7 @@ def command(
     from reports.tables.comparison import comparison
     from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import simulate
+    from strategies.predict import predict, simulate
     from strategies.read_job import read_job
     from strategies.resilience.runs import run_training
     from topologies.costs import mean_rates
@@ -74,7 +74,10 @@ def command(
     asked += [first({}, apart.split(variant), variant) for variant in variants]
     all_tokens = tokens_of(tokens)
     about = {"tokens": all_tokens or TOKENS}
-    rows = [(job.name, with_interval(job, summarise(simulate(job), total)), {**describe(job), **about}) for job in asked]
+    rows = [
+        (job.name, with_interval(job, summarise(simulate(job), total) if total else predict(job)), {**describe(job), **about})
+        for job in asked
+    ]
     money = [mean_rates(job.cluster, price) for job in asked]
     delivered: list[RunAnswer | None] = [None] * len(rows)
     if runs:

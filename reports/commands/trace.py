@@ -12,6 +12,7 @@ from reports.terminal import echo
 FORMATS = {
     "perfetto": "one file for ui.perfetto.dev",
     "kineto": "a file of each rank, as PyTorch's profiler writes them, for HTA",
+    "chakra": "execution traces of every rank, for ASTRA-sim",
 }
 
 
@@ -29,13 +30,18 @@ FORMATS = {
 @click.option("--output", metavar="FOLDER", required=True, help="Where the files go.")
 def command(job: str | None, form: str, output: str, **given: Any) -> None:
     """A simulated step as a trace for tools that read traces of real jobs; of ranks that are alike the first one's."""
+    from reports.chakra import write_chakra
     from reports.kineto import write_kineto
     from reports.trace import write_trace
     from strategies.predict import simulate
 
     folder = report_folder(output, "--output")
     assert folder is not None
-    timeline = simulate(job_with_found_plan(job, **given))
+    timeline = simulate(job_with_found_plan(job, **given), fold=form != "chakra")
+    if form == "chakra":
+        paths = write_chakra(timeline, folder)
+        echo(f"wrote {paths[0]} to {paths[-2].name}, and {paths[-1].name}")
+        return
     if form == "kineto":
         for path in write_kineto(timeline, folder):
             echo(f"wrote {path}")
