@@ -3,7 +3,8 @@
 An NCCL kernel is an event of category "kernel" whose arguments name its collective, its elements in and out, its dtype and group
 ("Collective name", "In msg nelems", "Out msg nelems", "dtype", "Group size": the names that github.com/facebookresearch/param
 reads). A kernel of a rank that comes early lasts until the others have come: of the events that belong together, the n-th of its
-kind in its group on each rank, the shortest is the transfer. Traces of old versions do not say how large messages were.
+kind in its group on each rank, the shortest is the transfer. Traces of old versions do not say how large messages were. What gloo
+says on CPUs is in `calibration.readers.gloo`.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from calibration.fit.published_collectives.rows import Row
+from calibration.readers import gloo
 from calibration.readers.kineto_file import LAST, LONGEST, Scan
 from calibration.readers.stream import beginning_of
 from topologies.reading import UserError, shown
@@ -98,7 +100,11 @@ def read_traces(paths: Sequence[Path], per_node: int) -> Traces:
             raise UserError(f"{path}: rank {rank} has another trace already; give one file per rank, of one run")
         ranks[rank], bare = events, bare + without
     if not any(ranks.values()):
-        why = f"{bare} NCCL kernels do not say their collective and size (PyTorch before 2.3?)" if bare else "no NCCL kernel"
+        why = (
+            f"{bare} do not say their collective, size or group (PyTorch before 2.3?)"
+            if bare
+            else "no collective of NCCL or gloo"
+        )
         raise UserError(f"{paths[0]}: no collective to learn from: {why}")
     by_collective: dict[tuple[str, int, int, float], list[float]] = {}
     for events in _matched(ranks):
@@ -110,7 +116,7 @@ def read_traces(paths: Sequence[Path], per_node: int) -> Traces:
     rows = [
         Row(f"{key[0]} {key[1]}", key[0], key[1], key[2], key[3], median(times)) for key, times in sorted(by_collective.items())
     ]
-    notes = [f"{bare} NCCL kernels without collective and size were skipped"] if bare else []
+    notes = [f"{bare} collectives that do not say what they are, their size or group were skipped"] if bare else []
     if len(ranks) == 1:
         notes.append("a trace of one rank: waiting for other ranks counts as transfer; give the traces of all")
     return Traces(rows, len(ranks), notes)
@@ -136,20 +142,35 @@ class _Scan(Scan):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self.kernels: list[tuple[float, float, str, dict[str, Any]]] = []  # start, µs, name of the collective, arguments
+        self.of_gloo: list[tuple[float, float, str, float | None]] = []  # start, µs, operation, bytes of its input
 
     def add(self, number: int, event: Any) -> None:
-        """An event, if it is an NCCL kernel."""
-        if not isinstance(event, Mapping) or event.get("cat") != "kernel" or "nccl" not in str(event.get("name", "")):
+        """An event, if it is an NCCL kernel or a collective of gloo."""
+        if not isinstance(event, Mapping):
+            return
+        if gloo.is_gloo(event):
+            if str(event["name"]).removeprefix(gloo.PREFIX) in SKIPPED:
+                return
+            args = event.get("args")
+            size = gloo.input_bytes(args) if isinstance(args, Mapping) else None
+            start, micro = self.microseconds(number, event, "ts", LAST), self.microseconds(number, event, "dur", LONGEST)
+            self._room()
+            self.of_gloo.append((start, micro, str(event["name"]).removeprefix(gloo.PREFIX), size))
+            return
+        if event.get("cat") != "kernel" or "nccl" not in str(event.get("name", "")):
             return
         args = event.get("args")
         args = args if isinstance(args, Mapping) else {}
         name = str(args.get("Collective name", ""))
         if name.removeprefix("nccl:") in SKIPPED:
             return
-        if len(self.kernels) == EVENTS:
-            raise UserError(f"{self.path}: more than {EVENTS:,} NCCL kernels: give a trace of fewer steps")
+        self._room()
         start, micro = self.microseconds(number, event, "ts", LAST), self.microseconds(number, event, "dur", LONGEST)
         self.kernels.append((start, micro, name, {key: self._kept(args[key]) for key in ARGUMENTS if key in args}))
+
+    def _room(self) -> None:
+        if len(self.kernels) + len(self.of_gloo) == EVENTS:
+            raise UserError(f"{self.path}: more than {EVENTS:,} NCCL kernels: give a trace of fewer steps")
 
     def _kept(self, value: Any) -> Any:
         if not isinstance(value, str | list):
@@ -178,7 +199,17 @@ def _read(path: Path) -> tuple[int, list[_Event], int]:
         bare += event is None
         if event and event.members > 1 and event.bytes > 0 and event.seconds > 0:
             result.append(event)
-    return rank, result, bare
+    of_gloo = [_gloo_event(micro, name, size, gloo.only_group(trace.own)) for _, micro, name, size in sorted(trace.of_gloo)]
+    result += [event for event in of_gloo if event and event.members > 1 and event.seconds > 0]
+    return rank, result, bare + of_gloo.count(None)
+
+
+def _gloo_event(micro: float, operation: str, size: float | None, ranks: tuple[int, ...]) -> _Event | None:
+    """A collective whose size and group are known; of an all-gather, S is the inputs of all ranks."""
+    if operation not in NAMES.values() or not size or not ranks:
+        return None
+    whole = size * (len(ranks) if operation == "all_gather" else 1)
+    return _Event(operation, gloo.PREFIX, len(ranks), ranks, whole, 1e-6 * micro)
 
 
 def _event(path: Path, name: str, args: Mapping[str, Any], micro: float, listed: Mapping[str, str]) -> _Event | None:

@@ -4,15 +4,20 @@ launches.
 A kernel is launched when the CPU calls the runtime with its `correlation`; steps are the windows "ProfilerStep#N" on the CPU. A
 collective names itself and its group ("Collective name", "Process Group Name", "Process Group Ranks"), a send also "Dst Rank" and
 a receive "Src Rank" (torch/csrc/profiler/util.h).
+
+Where nothing ran on a GPU, operators of the CPU are the kernels (those that call no other; their threads take turns) and gloo's
+collectives, launched when the program called them. A trace of one process that knows no others is rank 0.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from calibration.readers import gloo
 from calibration.readers.kineto_file import LAST, LONGEST, Scan
 from topologies.reading import UserError, shown
 
@@ -82,6 +87,8 @@ class _Scan(Scan):
         self.windows: list[tuple[float, float, int]] = []  # begin, end, number
         self.launches: dict[int, float] = {}  # by correlation
         self.kernels: list[tuple[float, float, int, int, str, str]] = []  # start, end, correlation, stream, collective, peers
+        self.operators: list[tuple[int, float, float, str]] = []  # of the CPU: thread, start, end, name
+        self.of_gloo: list[tuple[float, float, str]] = []  # start, end, operation
 
     def add(self, number: int, event: Any) -> None:
         if not isinstance(event, Mapping) or event.get("ph") != "X":
@@ -96,6 +103,16 @@ class _Scan(Scan):
         elif name.startswith(STEP) and kind != "gpu_user_annotation" and name[len(STEP) :].isdecimal():
             begin = self.microseconds(number, event, "ts", LAST)
             self.windows.append((begin, begin + self.microseconds(number, event, "dur", LONGEST), int(name[len(STEP) :][:9])))
+        elif kind == "cpu_op" or gloo.is_gloo(event):
+            start = self.microseconds(number, event, "ts", LAST)
+            end = start + self.microseconds(number, event, "dur", LONGEST)
+            if len(self.operators) + len(self.of_gloo) == CALLS:
+                raise UserError(f"{self.path}: more than {CALLS:,} operators: give a trace of fewer steps")
+            if kind == "cpu_op":
+                thread = event.get("tid")
+                self.operators.append((thread if isinstance(thread, int) else -1, start, end, self.once(name)))
+            else:
+                self.of_gloo.append((start, end, self.once(name.removeprefix(gloo.PREFIX))))
         elif kind in ON_THE_GPU:
             if len(self.kernels) == self.most:
                 raise UserError(f"{self.path}: more than {KERNELS:,} kernels with those before: give traces of fewer steps")
@@ -125,12 +142,31 @@ def _collective(args: Mapping[str, Any]) -> tuple[str, str]:
 
 def _read(path: Path, most: int) -> RankTrace:
     scan = _Scan(path, most).read()
-    rank = scan.own.get("rank")
+    rank = scan.own.get("rank") if scan.own else 0
     if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
         raise UserError(f"{path}: distributedInfo.rank={shown(rank)}: must be the number of the rank")
     if not scan.kernels:
-        raise UserError(f"{path}: has no kernels: was ProfilerActivity.CUDA recorded?")
+        _on_the_cpu(scan, most)
+    if not scan.kernels:
+        raise UserError(f"{path}: has no kernels: was ProfilerActivity.CUDA recorded, or .CPU of what ran there?")
     return RankTrace(rank, _steps(scan, rank))
+
+
+def _on_the_cpu(scan: _Scan, most: int) -> None:
+    """Operators that call no other, and collectives of gloo on a stream beside, each with the call that launched it."""
+    group = gloo.only_group(scan.own)
+    calls = sorted(start for _, start, _, name in scan.operators if name.startswith(gloo.CALLS))
+    launched = calls if len(calls) == len(scan.of_gloo) else sorted(start for start, *_ in scan.of_gloo)
+    for number, ((start, end, operation), call) in enumerate(zip(sorted(scan.of_gloo), launched, strict=True)):
+        peers = f"{group}: {operation}" if group and operation not in ("send", "recv") else ""
+        scan.launches[number] = min(start, call)
+        scan.kernels.append((start, end, number, 1, operation, peers))
+    ordered = sorted(scan.operators, key=lambda each: (each[0], each[1], -each[2]))
+    for (thread, start, end, name), (other, begin, *_) in pairwise([*ordered, (-2, 0.0, 0.0, "")]):
+        if not name.startswith(gloo.CALLS) and (other != thread or begin >= end):
+            scan.kernels.append((start, end, -1, 0, "", ""))
+    if len(scan.kernels) > most:
+        raise UserError(f"{scan.path}: more than {KERNELS:,} kernels with those before: give traces of fewer steps")
 
 
 def _steps(scan: _Scan, rank: int) -> dict[int, list[Kernel]]:

@@ -148,7 +148,7 @@ def test_the_command_reads_a_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"distributedInfo": {}}, "distributedInfo.rank=None: must be the number of the rank"),
+        ({"distributedInfo": {"world_size": 2}}, "distributedInfo.rank=None: must be the number of the rank"),
         ({"traceEvents": 3}, "no list 'traceEvents'"),
         ({"traceEvents": []}, "has no kernels"),
         ({"traceEvents": [{"ph": "X", "cat": "kernel", "name": "k", "ts": "soon"}]}, "event 1: ts='soon': must be microseconds"),
