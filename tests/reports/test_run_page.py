@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 from click.testing import CliRunner
 
 import shardyard
@@ -36,7 +37,11 @@ def outcome() -> Outcome:
 
 def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "run.html"
-    words = ["run", str(EXAMPLE), "--days", "20", "--replications", "4", "--workers", "1", "--report", str(path)]
+    job = tmp_path / "job.yaml"
+    run = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["run"]
+    plan = {"data_parallel": "zero1", "global_batch": 1024}
+    job.write_text(json.dumps({"model": "gpt2-1.5b", "cluster": "dgx-a100", "nodes": 128, "plan": plan, "run": run}))
+    words = ["run", str(job), "--days", "20", "--replications", "4", "--workers", "1", "--report", str(path)]
     result = CliRunner().invoke(shardyard.main, words)
     assert result.exit_code == 0, result.output
     text = path.read_text(encoding="utf-8")

@@ -44,7 +44,7 @@ def daly_total(work: float, mtbf: float, interval: float, save: float, restart: 
 )
 def test_wall_clock_time_is_dalys(mtbf: float, interval: float, save: float, restart: float) -> None:
     """Also where failures come faster than a restart and a save together (MTBF of 15 min, Daly's figure 5)."""
-    work, runs = 4000 * mtbf, 16 if mtbf < HOUR else 6
+    work, runs = 2000 * mtbf, 16 if mtbf < HOUR else 6
     fields = {
         "days": work / DAY,
         "components": (system(mtbf),),
@@ -133,8 +133,8 @@ def test_repairs_wait_as_in_a_queue(technicians: int, load: float) -> None:
     mtbf = HOUR
     spec = RunSpec(
         step=10.0,
-        work=15000 * mtbf,
-        steps=1500 * mtbf,
+        work=8000 * mtbf,
+        steps=800 * mtbf,
         nodes=1,
         gpus_per_node=1,
         spares=0,

@@ -394,7 +394,8 @@ def test_steps_of_fewer_replicas_are_badput_of_their_own() -> None:
 
 def test_a_run_that_never_begins_is_an_answer(tmp_path: Path) -> None:
     """A start of ten days, in a run of one: no token, and figures without a step."""
-    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "1", "--replications", "2", "--workers", "1")
+    job = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.data_parallel=zero1", "--set", "run.failures=rsc-1")
+    words = ("run", *job, "--days", "1", "--replications", "2", "--workers", "1")
     more = ("--set", "run.initialization=10 days", "--plot", str(tmp_path / "run.png"), "--report", str(tmp_path / "run.html"))
     result = CliRunner().invoke(shardyard.main, (*words, *more))
     assert result.exit_code == 0, result.output
