@@ -60,6 +60,16 @@ def recurrent():
             return self.layers(x)[0]
     return Tagger()
 
+def headless():
+    from types import SimpleNamespace
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(8, 16)
+        def forward(self, x):
+            return SimpleNamespace(last_hidden_state=self.one(x), pooler_output=None)
+    return Bare()
+
 number = 3
 """
 
@@ -123,6 +133,13 @@ def test_what_a_small_module_keeps_and_moves_by_hand(file: Path) -> None:
     assert products == [(1, 4, 16, 8), (1, 4, 4, 16), (1, 4, 16, 4), (1, 4, 16, 4), (1, 16, 8, 4)]
     moved = next(kernel for kernel in layer.forward if kernel.label == "1 relu")
     assert moved.bytes == 2 * (2 * 4 * 16)
+
+
+def test_of_a_model_without_a_head_the_last_hidden_state_is_summed(file: Path) -> None:
+    """As transformers' bare classes return it: no class is predicted, so there is no cross-entropy."""
+    trace = trace_of(job(f"{file}:headless").model.module, 4, "bf16")
+    assert trace.loss == "the module has no head: the loss is the sum of its last hidden state"
+    assert not any(size for tensors in trace.saved.values() for _, size in tensors)
 
 
 def test_an_embedding_moves_the_rows_that_are_looked_up(tmp_path: Path) -> None:
