@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.mutants import ROOT, Mutant, Reach, equivalent, key_of, mutants_of
+from tests.mutants import ROOT, Mutant, Reach, equivalent, key_of, mutants_of, near
 
 SOURCE = '''
 LIMIT = 3
@@ -37,17 +37,24 @@ def test_expressions_of_functions_change_and_texts_assertions_and_constants_outs
     ]
 
 
-def test_a_mutant_meets_the_nearest_and_quickest_tests_that_there_is_time_for() -> None:
-    """90 s: the test of the file's name first, then of its folder, then others; one that takes too long is left out."""
-    seconds = {"tests/sim/test_network.py::a": 60.0, "tests/sim/test_run.py::b": 50.0, "tests/sim/test_run.py::c": 20.0}
-    seconds |= {"tests/test_laws.py::d": 5.0, "tests/test_laws.py::e": 6.0}
+def test_a_mutant_meets_the_quickest_kept_answers_that_there_is_time_for() -> None:
+    seconds = {"answers::a": 60.0, "answers::b": 50.0, "answers::c": 20.0, "answers::d": 5.0}
     mutant = Mutant("sim/engine/network.py", 3, 0, 1, "1", "(2)")
-    reached = Reach({mutant.path: {3: [*seconds, "tests/test_laws.py::skipped"]}}, seconds)
-    names = ["network.py::a", "run.py::c", "laws.py::d"]
-    assert [test.rpartition("test_")[2] for test in reached.of(mutant)] == names
+    reached = Reach({mutant.path: {3: [*seconds, "answers::skipped"]}}, seconds)
+    assert reached.of(mutant) == ["answers::d", "answers::c", "answers::b"]
     alone = Reach({mutant.path: {3: ["slow"]}}, {"slow": 500.0})
     assert alone.of(mutant) == ["slow"]
     assert reached.of(Mutant("sim/engine/network.py", 4, 0, 1, "1", "(2)")) == []
+
+
+def test_a_mutant_meets_its_namesake_then_tests_that_import_it_then_those_of_its_folder() -> None:
+    tests = near(Mutant("sim/engine/network.py", 3, 0, 1, "1", "(2)"))
+    places = [
+        tests.index(f"tests/sim/{name}.py") for name in ("engine/test_network", "engine/test_servers", "engine/test_unequal")
+    ]
+    assert places[0] == 0
+    assert places == sorted(places)
+    assert "tests/strategies/models/test_model.py" not in tests
 
 
 def test_mutants_that_are_said_to_change_nothing_are_there_and_have_a_reason() -> None:

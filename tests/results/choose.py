@@ -14,6 +14,8 @@ from time import process_time
 
 from coverage import Coverage
 
+from sim.collectives import algorithms
+from strategies.models.importers import model_type
 from tests.results.parts import MODELS
 from tests.results.questions import answer, kinds
 
@@ -22,6 +24,7 @@ LONGEST = 1.2  # seconds of a question
 BUDGET = 40.0  # seconds of all that are kept
 WORTH = (1.0, 0.25, 0.1)  # of a branch that none, one, two of those chosen before reach
 FIXED = 0.03  # seconds that any question costs
+NAMED = "algorithm", "defaults", "file"  # kinds of questions that have names: all of them are kept
 LEAST = 12.0  # worth of a question per second
 
 Branch = tuple[str, int, int]
@@ -30,7 +33,7 @@ Branch = tuple[str, int, int]
 def chosen(count: int) -> list[str]:
     """Of `count` questions of each kind, those to keep, in order."""
     reached: dict[str, tuple[set[Branch], float]] = {}
-    for kind in sorted(kinds().keys() - {"file"}):
+    for kind in sorted(kinds().keys() - set(NAMED)):
         for number in range(count):
             name = f"{kind} {number}"
             measured = _measured(name)
@@ -50,9 +53,9 @@ def chosen(count: int) -> list[str]:
             times.update(branches)
             kept.append(name)
     print(f"{len(kept)} questions, {total:.0f} s with coverage, {len(times)} branches", file=sys.stderr)
-    return sorted(kept, key=lambda name: (name.split()[0], int(name.split()[1]))) + [
-        f"file {path.name}" for path in sorted(MODELS.glob("*.json"))
-    ]
+    kept.sort(key=lambda name: (name.split()[0], int(name.split()[1])))
+    named = {"algorithm": algorithms, "defaults": model_type, "file": (path.name for path in MODELS.glob("*.json"))}
+    return [*kept, *(f"{kind} {name}" for kind in NAMED for name in sorted(named[kind]))]
 
 
 def _measured(name: str) -> tuple[set[Branch], float] | None:

@@ -44,6 +44,33 @@ MORE: list[dict[str, Any]] = [  # fields of plans
     {"sync_norm": True, "kernels": "torch"},
     {"local_steps": 3, "data_parallel": "diloco"},
 ]
+SPACE = {"heads": 16, "head_dim": 64, "state": 64, "groups": 4, "chunk": 128}
+LATENT = {"q_rank": 192, "kv_rank": 128, "nope_head_dim": 64, "rope_head_dim": 32, "v_head_dim": 64}
+LLAMA: dict[str, Any] = {"hidden": 512, "layers": 4, "heads": 8, "vocabulary": 32000, "context": 1024, "norm": "rmsnorm"}
+LLAMA |= {"gated": True, "positions": "rotary", "tied": False} | dict.fromkeys(
+    ("attention_bias", "output_bias", "mlp_bias"), False
+)
+UNUSUAL: list[dict[str, Any]] = [  # models whose layers those of tests/random_jobs.py have not
+    LLAMA | {"name": "mixers", "state_space": SPACE, "mixer": "state_space", "feed_forward": False, "positions": "none"},
+    LLAMA | {"name": "side by side", "state_space": SPACE | {"norm": False, "bias": True}, "mixer": "both"},
+    LLAMA
+    | {"name": "blocks", "state_space": SPACE | {"conv_bias": False, "output_bias": True}, "pattern": ["s", "a", "m", "e"]}
+    | {"experts": {"experts": 8, "chosen": 2, "ffn": 256, "shared": 1, "shared_ffn": 384}}
+    | {
+        "kinds": [
+            {"name": "s", "mixer": "state_space", "feed_forward": False, "dense": True},
+            {"name": "a", "feed_forward": False, "dense": True},
+            {"name": "m", "mixer": "none", "dense": True},
+            {"name": "e", "mixer": "none"},
+        ]
+    },
+    LLAMA | {"name": "ahead", "mtp": 2, "latent": LATENT, "experts": {"experts": 8, "chosen": 2, "ffn": 256, "first_dense": 1}},
+    LLAMA
+    | {"name": "windows", "kv_heads": 2, "pattern": ["w", "f", "c"], "norms": 4, "qk_norm": True, "logit_softcap": True}
+    | {"kinds": [{"name": "w", "window": 200}, {"name": "c", "chunk": 300}], "embedding_scale": True},
+    LLAMA | {"name": "parallel", "parallel": True, "norms": 1, "norm": "layernorm", "rotary_dim": 16, "sinks": True},
+    LLAMA | {"name": "distances", "positions": "alibi", "qk_norm": "whole", "dropout": True, "attention_dropout": True, "mtp": 1},
+]
 NODES: list[Any] = [
     [{"count": 1}, {"count": 1, "missing": ["nic 1"]}],
     [{"count": 1}, {"count": 1, "missing": ["gpu 3", "nic 3"]}],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.lowering.parameter_servers import parameter_servers
 from strategies.memory_by_layer import memory_by_layer
+from strategies.models.importers import read_hugging_face
 from strategies.models.model import load_model
 from strategies.predict import predict, prices_of
 from strategies.read_job import read_job
 from strategies.schedules import schedules
 from strategies.schedules.table import cells
 from strategies.schedules.unit_play import unit_play
-from tests.results.jobs import CLUSTERS, random_question_job
+from tests.results.jobs import CLUSTERS, UNUSUAL, random_question_job
 from tests.results.questions import one_of, question
 from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
@@ -82,6 +84,22 @@ def file(name: str) -> Any:
     }
 
 
+@question
+def defaults(name: str) -> Any:
+    """A model type whose file says only what it must."""
+    said: dict[str, Any] = {"model_type": name, "hybrid_override_pattern": "M*-E"}
+    while True:
+        try:
+            model, *_ = read_hugging_face(said, name)
+        except UserError as error:
+            missing = re.search("field '(.+)' is required", str(error))
+            if missing is None:
+                raise
+            said[missing[1]] = 4 if "layer" in missing[1] else 8 if "head" in missing[1] else 512
+        else:
+            return {"said": sorted(said), "fields": model}
+
+
 def _costs(name: str, kernels: str) -> dict[str, list[float]]:
     """Sums over all parts; nothing where the kernel set has not what the model needs."""
     plan = {"kernels": kernels, "microbatch": 2, "sequence": 128, "recompute": "selective"}
@@ -107,6 +125,21 @@ def family(draw: random.Random) -> Any:
     job = random_question_job(draw, {"model.layers": 4}, model=str(config), cluster="dgx-h100", nodes=1, plan=plan)
     summary = predict(job)
     return {"name": config.name, "summary": summary.to_dict(), "layers": memory_by_layer(job, summary)}
+
+
+@question
+def unusual(draw: random.Random) -> Any:
+    """A step of a model of unusual layers, what they hold, and what a layer of each kind costs."""
+    plan = {"sequence": draw.choice([256, 320]), "kernels": draw.choice(["megatron", "megatron", "torch", "compiled"])}
+    job = random_question_job(draw, model=draw.choice(UNUSUAL), plan=plan)
+    costs, summary = parts(job.model, job.resolve()), predict(job)
+    items = [
+        (item.label, item.flops, item.bytes)
+        for part in (*costs.layers, costs.head)
+        for item in part.backward
+        if isinstance(item, Kernel)
+    ]
+    return {"job": repr(job), "summary": summary.to_dict(), "layers": memory_by_layer(job, summary), "backward": items}
 
 
 @question

@@ -100,6 +100,8 @@ def test_a_block_says_what_ran_inside_and_when(play) -> None:
     assert inside == [("compute", 0.0, 1.0), ("compute", 1.0, 4.0), ("compute", 4.0, 5.0)]
     assert [row.kind for row in timeline.rows()] == ["forward", "all_gather", "forward", "send", "forward"]
     assert sum(row.bytes for row in timeline.rows() if row.kind == "all_gather") == 2e9
+    later = [(op.start, op.end) for op in timeline.inside[0].later(3.0).ops()]
+    assert later == [(start + 3.0, end + 3.0) for _, start, end in inside]
 
 
 @pytest.mark.parametrize("after", [0.5, 1.0, 2.5, 3.75, 7.25])

@@ -138,6 +138,21 @@ def test_without_spares_the_job_waits_for_repairs() -> None:
     assert outcome.gpu_seconds["waiting for nodes"] == 8 * 30.0
 
 
+def test_a_job_that_waits_for_a_node_ends_at_its_deadline() -> None:
+    spec = replace(HUNDRED, components=(ONCE,), pool=0, repair=Repair(always(1e9)), idle_failures=False, deadline=80.0)
+    outcome = play(spec)
+    assert outcome.seconds == 80.0
+    assert spent(outcome) == {"wasted progress": 55.0, "waiting for nodes": 25.0}
+
+
+def test_the_last_step_is_trained_again_where_it_fails() -> None:
+    """The 99th step is saved; what fails half a step before the end takes that step again."""
+    late = Component("gpu", always(99.5), unit="job")
+    outcome = play(replace(HUNDRED, components=(late,), savings=(Saving("storage", 99),), idle_failures=False))
+    assert outcome.steps == 100
+    assert spent(outcome) == {"productive": 100.0, "wasted progress": 0.5}
+
+
 def test_an_elastic_job_goes_on_without_a_replica() -> None:
     """Two replicas of two nodes; with one of them steps bring half. It comes back after 30 s, and grows at the next step."""
     elastic = Elastic((Pace(1.0, 0.5),), 2, 1.5, rollback=False)

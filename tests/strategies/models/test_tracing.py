@@ -92,6 +92,15 @@ def kernels(asked: Job) -> list[Kernel]:
     return [item for part in every for way in (part.forward, part.backward) for item in way if isinstance(item, Kernel)]
 
 
+@pytest.mark.parametrize(
+    ("plan", "how"),
+    [({"lora": {"rank": 8, "targets": ["q_proj"]}}, "get_peft_model"), ({"freeze": {"layers": 1}}, "requires_grad_")],
+)
+def test_what_is_trained_is_said_in_the_file(file: Path, plan: dict[str, Any], how: str) -> None:
+    with pytest.raises(UserError, match=f"a traced module says itself what is trained: .*{how}"):
+        simulate(job(f"{file}:build", **plan))
+
+
 def test_flops_are_those_that_torch_counts() -> None:
     """Forward and backward of ResNet-50, 1 × 1 to 7 × 7 convolutions; its first has no gradient of its input."""
     import torch
@@ -330,6 +339,7 @@ def test_a_class_of_transformers_by_its_config() -> None:
     assert traced.model.parameters == read.model.parameters
     assert traced.model.forward_flops(2, 256, False) == read.model.forward_flops(2, 256, False)
     assert traced.model.layers == read.model.layers == 24
+    assert traced.model.name == read.model.name
     assert any("transformers' class of" in note and "was made" in note for note in traced.notes)
     assert summarise(simulate(traced)).step_seconds > 0
 

@@ -45,6 +45,7 @@ def test_without_failures_days_and_dollars_are_those_of_the_step_to_the_bit() ->
     assert answer.days.mean * 86400 == alone.seconds
     assert answer.usd is not None
     assert answer.usd.mean == pytest.approx(alone.usd, rel=1e-15)
+    assert answer.cost(money).joules == pytest.approx(alone.joules, rel=1e-12)
     assert (answer.goodput.mean, answer.ettr.mean, answer.finished) == (1.0, 1.0, 1.0)
 
 
@@ -115,6 +116,7 @@ def test_intervals_follow_rule_time_or_steps() -> None:
     step = predict(read_job(JOB)).step_seconds
     assert steps(interval="30 min") == [round(1800 / step)]
     assert steps(interval=200) == steps(interval="200 steps") == [200]
+    assert steps(interval="1 ms") == [1]  # after every step
     prepared = prepare(read_job(JOB), RunSettings(), 1)
     expected = max(prepared.costs.write, np.sqrt(2 * prepared.costs.snapshot * prepared.mtbf)) / step
     assert steps(interval="young") == [round(expected)]
