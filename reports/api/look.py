@@ -68,7 +68,7 @@ def sensitivity(job: Asked, *, by: float = 0.1) -> Result:
     from strategies.planner.sensitivity import PRICES, Play
 
     asked = job_of(job)
-    play = Play.of(asked)
+    play = Play.of(asked, expected=True)
     swings = play.swings({price.name: 1 + by for price in PRICES if price.name not in ("kernels", "clock")})
     rows = tuple(asdict(swing) for swing in swings)
     return Result(f"{asked.name}: prices changed by {by:.0%}", rows, tuple(rows[0]) if rows else (), None, "", swings)

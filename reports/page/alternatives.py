@@ -133,7 +133,7 @@ def limits(job: Job, step: float, by: float = 0.1) -> Section:
     from reports.figures.tornado import tornado
     from strategies.planner.sensitivity import PRICES, Play, PriceSwing
 
-    play = Play.of(job)
+    play = Play.of(job, expected=True)
     swings = play.swings({price.name: 1 + by for price in PRICES if price.name not in ("kernels", "clock")})
     if not swings:
         return Section("What limits the step", text=("No price moves it.",))

@@ -31,4 +31,8 @@ def table(cluster: str, jobs: Sequence[Neighbour]) -> RenderableType:
         said += f"{worst.name} takes {signed(worst.slowdown - 1)} longer beside the others"
     else:
         said += "none slows another down"
-    return Group(Text(said, "bold"), rows, "of steps that follow each other without a pause, all jobs from the same moment on")
+    return Group(
+        Text(said, "bold"),
+        rows,
+        "of steps that follow each other without a pause, all jobs from the same moment on; GPUs of one kind alike",
+    )

@@ -17,12 +17,14 @@ from sim.analysis.link_load import link_kinds
 from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
 from sim.program import Block, Kernel
+from sim.replay.waiting import waiting
 from strategies.schedules import schedules
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from sim.pricing.transfers.protocols import LinkPrice
     from sim.program import Program
+    from sim.timeline import Timeline
     from strategies.job import Job
 
 NETWORK = ("nic", "leaf", "spine")
@@ -133,26 +135,31 @@ class Play:
 
     A step of many microbatches is longer by the same time for each more: then two short ones are played, of m₁ and m₂
     microbatches, and the step is step(m₂) + (m − m₂)·(step(m₂) − step(m₁))/(m₂ − m₁).
+
+    expected: GPUs of one kind differ as in `predict`, whose step is then the one under the job's own prices; otherwise they are
+    alike.
     """
 
-    def __init__(self, job: Job, prices: Prices) -> None:
+    def __init__(self, job: Job, prices: Prices, expected: bool = False) -> None:
         from strategies.lowering.lower import lower
+        from strategies.predict import predict, variability_of
 
         if len(prices.members) > 1:
             raise UserError(f"cluster {job.cluster.described}: several kinds of GPUs, whose prices are not varied together")
         self.prices, self.topology = prices, job.cluster.topology()
         pairs = [(weight, lower(brief.model, brief.resolve())) for weight, brief in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
-        self.effects = job.effects
+        self.effects, self._differ = job.effects, variability_of(job, prices) if expected else ()
         self.timelines = [run(program, self.topology, prices, effects=self.effects) for _, program in self.programs]
-        self._base = [timeline.step for timeline in self.timelines]
+        self._base = [self._step(timeline) for timeline in self.timelines]
+        self._scale = predict(job).step_seconds / self._sum(self._base) if any(self._differ) else 1.0
 
     @classmethod
-    def of(cls, job: Job) -> Play:
+    def of(cls, job: Job, expected: bool = False) -> Play:
         """The job under its own prices. Raises UserError."""
         from strategies.predict import prices_of
 
-        return cls(job, prices_of(job))
+        return cls(job, prices_of(job), expected)
 
     @property
     def program(self) -> Program:
@@ -167,9 +174,24 @@ class Play:
     def at(self, price: Price, factor: float, anew: bool = False) -> float:
         """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
         scaled = _Scaled(self.prices, price, factor, anew)
-        return self._total([run(program, self.topology, scaled, effects=self.effects).step for _, program in self.programs])
+        return self._total(
+            [self._step(run(program, self.topology, scaled, effects=self.effects)) for _, program in self.programs]
+        )
+
+    def _step(self, timeline: Timeline) -> float:
+        """Seconds of all that was played, with what it waits for slower GPUs where that is asked for and can be said."""
+        if not any(self._differ):
+            return timeline.step
+        timeline.variability = self._differ
+        try:
+            return timeline.step + timeline.program.steps * waiting(timeline).seconds
+        except UserError:
+            return timeline.step
 
     def _total(self, steps: Sequence[float]) -> float:
+        return self._scale * self._sum(steps)
+
+    def _sum(self, steps: Sequence[float]) -> float:
         return sum(weight * step / program.steps for (weight, program), step in zip(self.programs, steps, strict=True))
 
     def swings(self, factors: Mapping[str, float]) -> list[PriceSwing]:

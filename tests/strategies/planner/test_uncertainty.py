@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import combinations
 from types import SimpleNamespace
 from typing import Any, cast
@@ -47,6 +48,17 @@ def play(job: Job) -> Play:
 def test_two_short_steps_say_what_a_long_one_takes(model: str, nodes: int, plan: dict[str, object]) -> None:
     job = read_job(model=model, cluster="dgx-a100", nodes=nodes, plan=plan)
     assert Play.of(job).seconds == pytest.approx(predict(job).ideal_seconds, rel=2e-3)
+
+
+def test_a_play_of_gpus_that_differ_is_of_the_predicted_step(job: Job, play: Play) -> None:
+    """Slower products make all GPUs' kernels slower, and with them the wait for the slowest."""
+    expected, answer = Play.of(job, expected=True), predict(job)
+    assert expected.seconds == pytest.approx(answer.step_seconds, rel=1e-12)
+    assert answer.step_seconds > play.seconds
+    alike = Play.of(replace(job, variability=0.0), expected=True)
+    assert alike.seconds == pytest.approx(play.seconds, rel=2e-3)
+    slower = BY_NAME["kernels"]
+    assert expected.at(slower, 1.1) - expected.seconds > play.at(slower, 1.1) - play.seconds > 0
 
 
 def test_a_step_that_pays_every_price_twice_takes_twice_as_long(play: Play) -> None:
