@@ -130,9 +130,10 @@ class _Recorder(TorchDispatchMode):
             result = self.net(*self.inputs)
         self.part = len(self.blocks) + 1
         result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result
-        if not hasattr(result, "logits") and isinstance(getattr(result, "last_hidden_state", None), torch.Tensor):
+        hidden = getattr(result, "last_hidden_state", None)
+        if isinstance(hidden, torch.Tensor) and not hasattr(result, "logits"):
             self.trace.loss = "the module has no head: the loss is the sum of its last hidden state"
-            return result.last_hidden_state.float().sum()
+            return hidden.float().sum()
         result = getattr(result, "logits", result)
         if isinstance(result, (tuple, list)):
             result = result[0]
