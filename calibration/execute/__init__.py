@@ -5,7 +5,6 @@ Its modules import torch (but `limits` and this one, which start them): import t
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -56,7 +55,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
         raise UserError("jobs that are executed together must have as many processes")
     need_torch()
     device = device_of(jobs[0])
-    _room(jobs, device)
+    streamed = _room(jobs, device)
     processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
 
     from calibration.execute.worker import work
@@ -68,7 +67,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
         if hear:
             hear(message | {"execution": done[-1]})
 
-    launch(work, processes, jobs, seconds, device=device, hear=heard, nodes=nodes)
+    launch(work, processes, jobs, seconds, streamed, device=device, hear=heard, nodes=nodes)
     return done
 
 
@@ -87,29 +86,33 @@ def device_of(job: Job) -> Kind:
     return "cuda"
 
 
-def _room(jobs: Sequence[Job], device: Kind) -> None:
-    """Refuse what this machine's memory cannot hold: the larger of a rank's peak and one process's model states on each rank."""
+def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
+    """For each job whether the process that it is compared with must do with one layer at a time, because this machine's memory
+    does not hold the whole model beside the larger of a rank's peak and its states.
+
+    Raises UserError where there is no room for that either.
+    """
+    from calibration.execute.reference.streamed import needed as least
     from strategies.predict import predict
 
-    here = compute_device(device)
-    if here.ordered:  # each rank has a GPU, and computes what one process would while its own states are still there
-        for job in jobs:
-            needed, free = predict(job).worst.peak + _alone(job), here.free(1)
-            if needed > free:
-                raise UserError(
-                    f"{job.where}: a GPU needs {needed / 1e9:.1f} GB, also to compare with one process, and has {free / 1e9:.1f} "
-                    "GB left; scale the model down, such as --set model.layers=2"
-                )
-        return
-    available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    here, streamed = compute_device(device), []
     for job in jobs:
-        ranks = min(job.cluster.node.gpus, job.cluster.gpus)
-        needed = ranks * max(predict(job).worst.peak, _alone(job))
-        if needed > available:
+        ranks = 1 if here.ordered else min(job.cluster.node.gpus, job.cluster.gpus)
+        peak, alone, free = predict(job).worst.peak, _alone(job), here.free(ranks)
+        # a GPU has a rank of its own, which computes what one process would while its own states are still there
+        whole = peak + alone if here.ordered else max(peak, alone)
+        streamed.append(whole > free)
+        if whole <= free:
+            continue
+        needed = peak + least(job)
+        if needed > free or job.plan.hook.local:
+            why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""
+            who = "a GPU needs" if here.ordered else f"each of {ranks} processes needs"
             raise UserError(
-                f"{job.where}: {ranks} processes need {needed / 1e9:.1f} GB, also to compare with one process, and there "
-                f"are {available / 1e9:.1f} GB left; scale the model down, such as --set model.layers=2"
+                f"{job.where}: {who} {needed / 1e9:.1f} GB, also to compare layer by layer with one process, and has "
+                f"{free / 1e9:.1f} GB left{why}; scale the model down, such as --set model.layers=2"
             )
+    return streamed
 
 
 def _alone(job: Job) -> float:
@@ -122,7 +125,8 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
     memory: dict[int, float] = {}
     for rank in ranks:
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
-    crowd = crowded(len(ranks), device)
+    layers = "one process does not hold the model: the first step was compared with one that has a layer at a time"
+    said = (crowded(len(ranks), device), layers if first["compared"]["streamed"] else None)
     return Execution(
         name=job.name,
         ranks=len(ranks),
@@ -133,7 +137,7 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
         wire=_most([rank["wire"] for rank in ranks]) if device == "cpu" else None,
         operations=first["operations"],
         machine=first["machine"],
-        notes=(crowd,) if crowd else (),
+        notes=tuple(filter(None, said)),
     )
 
 

@@ -20,12 +20,39 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def whole_sum(gradient: Tensor) -> Tensor:
+    """A gradient of which tp ranks have partial sums, added up."""
+    from torch.distributed.tensor import DTensor, Replicate
+
+    if not isinstance(gradient, DTensor) or not any(how.is_partial() for how in gradient.placements):
+        return gradient
+    return gradient.redistribute(placements=[Replicate() if how.is_partial() else how for how in gradient.placements])
+
+
+def held(parameter: Tensor) -> Tensor:
+    """The tensor in which this rank holds its part of a parameter: to be given other memory."""
+    from torch.distributed.tensor import DTensor
+
+    return parameter._local_tensor if isinstance(parameter, DTensor) else parameter
+
+
+def like(parameter: Tensor, flat: Tensor) -> Tensor:
+    """A flat tensor as a gradient of this rank's part of a parameter, cut over ranks as that is."""
+    from torch.distributed.tensor import DTensor
+
+    view = flat.view_as(held(parameter))
+    if not isinstance(parameter, DTensor):
+        return view
+    how = (parameter.device_mesh, parameter.placements)
+    return DTensor.from_local(view, *how, run_check=False, shape=parameter.shape, stride=parameter.stride())
+
+
 def in_buckets(tensors: Iterable[Tensor], limit: float) -> Iterator[list[Tensor]]:
     """Neighbouring tensors, until they have `limit` bytes or more together."""
     bucket: list[Tensor] = []
     for tensor in tensors:
         bucket.append(tensor)
-        if sum(member.nbytes for member in bucket) >= limit:
+        if sum(held(member).nbytes for member in bucket) >= limit:
             yield bucket
             bucket = []
     if bucket:

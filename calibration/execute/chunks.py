@@ -1,19 +1,22 @@
-"""The parts of the model that this rank holds, with the parameters that one process would start with.
+"""The parts of the model that this rank holds.
 
 Imports torch: import this module inside the function that needs it.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from calibration.execute.initial import materialise
 from calibration.execute.limits import shares_embedding
 from calibration.execute.model import Transformer, tensor_parallel
-from calibration.execute.setup import SEED, Setup
+from calibration.execute.recomputation import Recomputation
+from calibration.execute.setup import Setup
 
 
 @dataclass(eq=False)
@@ -33,6 +36,16 @@ class Chunk:
         """The name that the whole model has for a parameter of this chunk."""
         return _shifted(name, self.first)
 
+    def parts(self, name: str, tensor: Tensor) -> int:
+        """In how many parts ranks hold a parameter or its gradient, which may be whole where the parameter is cut."""
+        mesh, placements = self.cut.get(name, (None, ()))
+        mesh, placements = getattr(tensor, "device_mesh", mesh), getattr(tensor, "placements", placements)
+        return math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate())
+
+    def materialise(self, device: torch.device) -> None:
+        """Give what this rank holds memory and values; a tied head in a stage of its own has the embedding's."""
+        materialise(self.net, device, lambda name: original(self.net.tied, self.global_name(name)))
+
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter or gradient as one process has it, gathered from all who share it: each of them must call this."""
         from torch.distributed.tensor import DTensor
@@ -44,25 +57,20 @@ class Chunk:
 
 def whole_model(setup: Setup) -> Transformer:
     """The model with the parameters that every execution of the job starts with."""
-    torch.manual_seed(SEED)
-    return _transformer(setup, None, True, True)
+    net = _transformer(setup, None, True, True)
+    materialise(net, setup.device, str)
+    return net
 
 
 def chunks(setup: Setup) -> list[Chunk]:
-    """This rank's chunks, in the order of the schedule."""
-    whole, stages = whole_model(setup), setup.resolved.layers
-    result = []
+    """This rank's chunks, in the order of the schedule, cut over tp ranks, on the meta device: `Chunk.materialise`."""
+    stages, result = setup.resolved.layers, []
     for index in range(setup.resolved.chunks):
         number = setup.schedule.stage(setup.at["pp"], setup.plan.pp, index) if setup.plan.pp > 1 else 0
         first = sum(stages[:number])
-        if setup.plan.pp > 1:
-            net = _transformer(setup, range(first, first + stages[number]), number == 0, number == len(stages) - 1)
-            values = whole.state_dict()
-            net.load_state_dict({name: values[_shifted(name, first)] for name in net.state_dict()})
-        else:
-            net = whole
-        result.append(Chunk(number, first, net.to(setup.device)))
-    _share(setup, result)
+        layers = range(first, first + stages[number])
+        net = _transformer(setup, layers, number == 0, number == len(stages) - 1)
+        result.append(Chunk(number, first, net))
     for chunk in result:
         if setup.plan.tp > 1:
             tensor_parallel(chunk.net, setup.mesh["tp"], setup.plan.sequence_parallel)
@@ -72,8 +80,8 @@ def chunks(setup: Setup) -> list[Chunk]:
     return result
 
 
-def _share(setup: Setup, every: list[Chunk]) -> None:
-    """Make the two one."""
+def share(setup: Setup, every: list[Chunk]) -> None:
+    """Make the matrices of embedding and head one where two stages of this rank have them."""
     nets = {chunk.number: chunk.net for chunk in every}
     first, last = nets.get(0), nets.get(len(setup.resolved.layers) - 1)
     if shares_embedding(setup.job, setup.resolved) and first is not None and last is not None:
@@ -85,17 +93,22 @@ def _share(setup: Setup, every: list[Chunk]) -> None:
 def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool) -> Transformer:
     job, plan = setup.job, setup.plan
     dropout = job.model.dropout if plan.dropout is None else plan.dropout
-    return Transformer(
-        job.model,
-        setup.resolved.sequence,
-        layers,
-        embedding=embedding,
-        head=head,
-        attention=plan.attention,
-        dropout=dropout,
-        recompute=plan.recompute == "full",
-        early_stop=plan.stops_early,
-    )
+    with torch.device("meta"):
+        return Transformer(
+            job.model,
+            setup.resolved.sequence,
+            layers,
+            embedding=embedding,
+            head=head,
+            attention=plan.attention,
+            dropout=dropout,
+            recompute=Recomputation.of(plan),
+        )
+
+
+def original(tied: bool, name: str) -> str:
+    """The name under which one process has a parameter: a tied head has the embedding's matrix."""
+    return "embedding.tokens.weight" if name == "head.logits.weight" and tied else name
 
 
 def _shifted(name: str, first: int) -> str:

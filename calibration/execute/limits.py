@@ -11,7 +11,7 @@ from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions, schedules
-from topologies.reading import UserError
+from topologies.reading import Config, UserError
 
 PLAIN = {
     "family": "decoder",
@@ -52,6 +52,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "chunks",
     "data_parallel",
     "shard",
+    "powersgd",
     "local_steps",
     "reshard",
     "gradient_sync",
@@ -60,12 +61,15 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "accumulation",
     "sequence",
     "recompute",
+    "recompute_method",
+    "recompute_layers",
     "early_stop",
     "attention",
     "kernels",
     "precision",
     "gradients",
     "optimizer",
+    "clip_gradients",
     "dropout",
     "bucket",
     "overlap",
@@ -79,8 +83,10 @@ EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framewor
 def check_model(model: Model) -> None:
     """Raise UserError for a model that is not a plain decoder such as GPT-2 or Llama."""
     for field, value in PLAIN.items():
-        if getattr(model, field) != value:
-            raise UserError(f"model {model.name}: {field}={getattr(model, field)} is not executed: only {field}={value} is")
+        own = getattr(model, field)
+        if own != value:
+            said = field if isinstance(own, Config) else f"{field}={own}"
+            raise UserError(f"model {model.name}: {said} is not executed: only {field}={value} is")
 
 
 def ready(job: Job, emulated: bool = False) -> Job:
@@ -177,12 +183,8 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield f"optimizer={plan.optimizer} is simulated only: adam, momentum and sgd are executed"
     if plan.cp > 1:
         yield f"cp={plan.cp}: PyTorch's context parallelism does not run on CPU, and its experimental API changes"
-    if plan.ep > 1:
-        yield f"ep={plan.ep}: PyTorch has no expert parallelism"
     if plan.recompute == "selective":
         yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
-    if plan.recompute == "operators":
-        yield "recompute=operators: torch.compile and torchtitan's layers, which it describes, are not executed"
     if plan.algorithm != "auto":
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
     if plan.pp > 1 and not plan.overlap_p2p:

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from calibration.execute.limits import check_model
+from calibration.execute.recomputation import Recomputation
 from strategies.models.model import Model
 from topologies.reading import UserError
 
@@ -43,13 +44,23 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, model.hidden, model.output_bias)
         self.rotary = model.positions == "rotary"
         if self.rotary:
-            frequency = BASE ** -(torch.arange(0, self.dim, 2).float() / self.dim)
-            angle = torch.outer(torch.arange(sequence).float(), frequency).repeat(1, 2)
-            self.register_buffer("cosine", angle.cos(), persistent=False)
-            self.register_buffer("sine", angle.sin(), persistent=False)
+            self.register_buffer("cosine", torch.empty(sequence, self.dim), persistent=False)
+            self.register_buffer("sine", torch.empty(sequence, self.dim), persistent=False)
         if not self.flash:
-            future = torch.full((sequence, sequence), -math.inf).triu(1)
-            self.register_buffer("future", future, persistent=False)
+            self.register_buffer("future", torch.empty(sequence, sequence), persistent=False)
+        self.fill_tables()
+
+    @torch.no_grad()
+    def fill_tables(self) -> None:
+        """Set rotary positions and the mask of the future, which a module that was built on the meta device does not have."""
+        if self.rotary:
+            rows = torch.arange(len(self.cosine), device=self.cosine.device)
+            frequency = BASE ** -(torch.arange(0, self.dim, 2, device=self.cosine.device).float() / self.dim)
+            angle = torch.outer(rows.float(), frequency).repeat(1, 2)
+            self.cosine.copy_(angle.cos())
+            self.sine.copy_(angle.sin())
+        if not self.flash:
+            self.future.fill_(-math.inf).triu_(1)
 
     def _turn(self, x: Tensor) -> Tensor:
         """Rotary positions: (batch, heads, sequence, dim)."""
@@ -143,8 +154,8 @@ class Head(nn.Module):
 class Transformer(nn.Module):
     """A whole model, or the stage of a pipeline that has `layers`, and the embedding and the head where asked.
 
-    attention: as the plan's. dropout: with probability 0.1. recompute: every layer forgets its activations and computes them
-    again, with early_stop as far as it must. A tied head shares the embedding's matrix where both are in the same stage.
+    attention: as the plan's. dropout: with probability 0.1. A tied head shares the embedding's matrix where both are in the same
+    stage.
     """
 
     def __init__(
@@ -157,12 +168,11 @@ class Transformer(nn.Module):
         head: bool = True,
         attention: str = "flash",
         dropout: bool = False,
-        recompute: bool = False,
-        early_stop: bool = True,
+        recompute: Recomputation | None = None,
     ) -> None:
         check_model(model)
         super().__init__()
-        self.recompute, self.early_stop = recompute, early_stop
+        self.recompute = recompute or Recomputation()
         self.embedding = Embedding(model) if embedding else None
         count = len(range(model.layers) if layers is None else layers)
         self.layers = nn.ModuleList(Layer(model, sequence, attention, dropout) for _ in range(count))
@@ -180,12 +190,9 @@ class Transformer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Token ids, or features where the embedding is elsewhere, to logits, or features where the head is elsewhere."""
-        from torch.utils.checkpoint import checkpoint
-
         if self.embedding is not None:
             x = self.embedding(x)
-        for layer in self.layers:
-            x = checkpoint(layer, x, use_reentrant=False, early_stop=self.early_stop) if self.recompute else layer(x)
+        x = self.recompute.forward(x, list(self.layers))
         return x if self.head is None else cast(Tensor, self.head(x))
 
 

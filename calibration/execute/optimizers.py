@@ -58,10 +58,17 @@ class Masters(torch.optim.Optimizer):
         self.inner = kind(_groups(self.copies), **arguments)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """One update."""
+    def take(self) -> list[Tensor]:
+        """Copy gradients to fp32; the copies, whose gradients the next step reads."""
         for copy, weight in zip(self.copies, self.weights, strict=True):
             copy.grad = None if weight.grad is None else weight.grad.float()
+        return self.copies
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """One update, with gradients that were taken before or are taken now."""
+        if all(copy.grad is None for copy in self.copies):
+            self.take()
         self.inner.step()
         for copy, weight in zip(self.copies, self.weights, strict=True):
             weight.copy_(copy)

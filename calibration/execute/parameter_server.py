@@ -21,10 +21,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from calibration.execute.chunks import whole_model
-from calibration.execute.compare import QUIET, TOLERANCE
 from calibration.execute.measured.counting import Counting
 from calibration.execute.model import loss
 from calibration.execute.optimizers import make_optimizer
+from calibration.execute.reference.compare import QUIET, TOLERANCE
 from calibration.execute.setup import SEED, Setup
 from calibration.launch.place import Place
 from strategies.job import Job

@@ -36,7 +36,10 @@ class Runner:
     def _pipeline(self) -> Any:
         from calibration.execute.pipeline import pipeline
 
-        return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], loss)
+        def scaled(output: Any, label: Tensor) -> Tensor:
+            return loss(output, label) * self.hook.clipping.scale
+
+        return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], scaled)
 
     def _tied_group(self) -> Any:
         """The group of this rank in which two stages share an embedding. Every rank makes all such groups."""
@@ -79,7 +82,8 @@ class Runner:
         for number in range(count):
             with self.hook.accumulating(last=number == count - 1):
                 value = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
-                (value / count if count > 1 else value).backward()  # type: ignore[no-untyped-call]
+                factor = self.hook.clipping.scale / count
+                (value * factor if factor != 1 else value).backward()  # type: ignore[no-untyped-call]
             losses.append(value.detach())
         return losses
 
@@ -91,7 +95,7 @@ class Runner:
         labels = self.labels.flatten(0, 1) if last in numbers else None
         assert self.pipeline is not None
         self.pipeline.step(*given, target=labels, losses=losses if last in numbers else None, return_outputs=False)
-        return [value.detach() * self.resolved.microbatches for value in losses]
+        return [value.detach() * self.resolved.microbatches / self.hook.clipping.scale for value in losses]
 
     @torch.no_grad()
     def _tie(self) -> None:

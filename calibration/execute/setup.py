@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
+from calibration.execute.limits import shares_embedding
 from calibration.launch.place import Place
 from sim.grid import Grid
 from strategies.data_parallel.buckets import limits
@@ -101,6 +102,16 @@ class Setup:
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """Every group along an axis, as ranks."""
         return [tuple(map(int, row)) for row in self.grid.groups((axis,))]
+
+    @property
+    def norms(self) -> int:
+        """How many norms of gradients there are: one, or one of each dp rank where they train alone."""
+        return self.resolved.dp if self.plan.hook.local else 1
+
+    @property
+    def tied_apart(self) -> bool:
+        """Whether two pipeline ranks have the matrix that embedding and head share."""
+        return self.job.model.tied and self.plan.pp > 1 and not shares_embedding(self.job, self.resolved)
 
     @property
     def replica(self) -> int:

@@ -7,17 +7,18 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import torch.distributed as dist
 
-from calibration.execute.compare import distance, mean_loss
 from calibration.execute.data_parallel import executed
-from calibration.execute.measured.counting import Counting, Moved, copies_counted
+from calibration.execute.measured.counting import Counting, Moved, copies_counted, threads_counted
 from calibration.execute.measured.memory import Memory
 from calibration.execute.measured.timing import measure
+from calibration.execute.reference.compare import distance, mean_loss
+from calibration.execute.reference.streamed import distance as distance_streamed
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from calibration.launch.place import Place, under_launcher
@@ -26,12 +27,13 @@ from strategies.job import Job
 from topologies.reading import UserError
 
 GLOO = {"reduce_scatter": 2.0}  # gloo's is a whole ring all-reduce inside (counted at its sockets); others send what is asked for
+NORM = "norm"  # stands for the axis of what is not of a plan's axes, and not predicted: 8 bytes that clipping adds up
 CHECKED = 3  # steps that are compared with one process; the memory is that of the last one
 
 
-def work(place: Place, jobs: Sequence[Job], seconds: float) -> None:
+def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[bool] = ()) -> None:
     """Carry out `jobs`. Rank 0 tells of each as soon as it is done: plain data of every rank, of which times and distances are
-    the same; without `seconds` there are no times.
+    the same; without `seconds` there are no times. streamed: jobs whose model one process cannot hold.
 
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
@@ -42,7 +44,8 @@ def work(place: Place, jobs: Sequence[Job], seconds: float) -> None:
     _laid_out(place, jobs)
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
-        dist.gather_object(_execution(place, job, seconds), every if place.rank == 0 else None)
+        partly = number <= len(streamed) and streamed[number - 1]
+        dist.gather_object(_execution(place, job, seconds, partly), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:
             place.tell({"done": number, "job": job.name, "ranks": every})
@@ -64,7 +67,7 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
             )
 
 
-def _execution(place: Place, job: Job, seconds: float) -> dict[str, Any]:
+def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[str, Any]:
     setup = Setup.of(place, job)
     losses = []
     with Memory(setup.device) as memory:
@@ -73,12 +76,13 @@ def _execution(place: Place, job: Job, seconds: float) -> dict[str, Any]:
             if number == CHECKED - 1:
                 setup.barrier()
                 memory.mark()
-            losses.append(runner.step())
-    means = [mean_loss(setup, values) for values in losses]
-    compared = distance(runner, means, CHECKED)
+            losses.append(mean_loss(setup, runner.step()))
+            if streamed and not number:
+                first = distance_streamed(runner, losses)
+    compared = replace(first, losses=losses) if streamed else distance(runner, losses, CHECKED)
     if compared.wrong:
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
-    with Counting() as counting, copies_counted(counting):
+    with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
     times = asdict(measure(runner, seconds)) if seconds else None
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
@@ -100,12 +104,17 @@ def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapp
     """Bytes that this rank sent in a step along each axis that has more than one rank."""
     result = {axis: 0.0 for axis, degree in setup.grid.sizes if degree > 1}
     for axis, operation, size in sent:
-        result[axis] += size * factors.get(operation, 1.0)
+        if axis != NORM:
+            result[axis] += size * factors.get(operation, 1.0)
     return result
 
 
 def axis_of(setup: Setup, moved: Moved) -> str:
-    """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks)."""
+    """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks), or NORM for what
+    clipping adds up over all ranks: a number, or one of each dp rank that trains alone.
+    """
+    if moved.operation == "all_reduce" and len(moved.ranks) == setup.place.world and moved.bytes == 8 * setup.norms:
+        return NORM
     for axis, degree in setup.grid.sizes:
         if degree > 1 and any(set(moved.ranks) <= set(group) for group in setup.groups(axis)):
             return axis

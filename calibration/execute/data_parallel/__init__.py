@@ -1,28 +1,31 @@
 """Data parallel strategies carried out: one file each, found by being there; names as in `strategies.data_parallel`.
 
-Its modules import torch: use `executed` inside the function that needs it.
+Imports torch: import this module inside the function that needs it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
+from torch import Tensor, nn
+
+from calibration.execute import buckets  # whose `local` has the name of a module of this package
+from calibration.execute.chunks import Chunk, original, share
+from calibration.execute.clipping import Clipping, Held
+from calibration.execute.optimizers import Masters, make_optimizer
+from calibration.execute.setup import Setup
+from strategies.job import Job
+from strategies.plan.resolved import Resolved
 from topologies.registry import Registry
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
-
-    from calibration.execute.chunks import Chunk
-    from calibration.execute.setup import Setup
-    from strategies.job import Job
-    from strategies.plan.resolved import Resolved
 
 
 class Hook:
     """What dp ranks do around the passes of their chunks. Made as it is, it does nothing: one rank, or the reference."""
 
     one_process: ClassVar[bool] = False  # one process drives all dp GPUs
+    divided: ClassVar[bool] = False  # dp ranks hold different parts of the gradients
 
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
@@ -32,24 +35,30 @@ class Hook:
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
         self.setup, self.chunks = setup, chunks
         for chunk in chunks:
-            self.prepare(chunk.net)
+            self.prepare(chunk)
+        share(setup, chunks)
         self.modules: list[nn.Module] = [self.wrap(chunk) for chunk in chunks]
         for chunk in chunks:  # later DDP hides those that tp ranks cut from the module
             chunk.held = dict(chunk.net.named_parameters())
         self.optimizer = self.make_optimizer()
+        self.clipping = Clipping(setup.plan)
 
-    def prepare(self, net: nn.Module) -> None:
-        """Give weights the plan's type."""
-        net.to(self.setup.dtype)
+    def prepare(self, chunk: Chunk) -> None:
+        """Give weights the plan's type, memory and values."""
+        chunk.net.to(self.setup.dtype)
+        chunk.materialise(self.setup.device)
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """The module that is called in place of the chunk."""
         return chunk.net
 
+    @classmethod
+    def reference(cls, setup: Setup, net: nn.Module) -> nn.Module:
+        """The module that the one process calls in place of the whole model."""
+        return net
+
     def make_optimizer(self) -> Any:
         """Over the parameters of all chunks."""
-        from calibration.execute.optimizers import make_optimizer
-
         return make_optimizer(self.setup.plan, self.parameters())
 
     def parameters(self) -> list[Tensor]:
@@ -64,25 +73,54 @@ class Hook:
         """After the last backward pass."""
 
     def update(self) -> None:
-        """The optimizer's."""
-        self.optimizer.step()
+        """The optimizer's, with clipped gradients; none where fp16's are not finite."""
+        if self.clip():
+            self.optimizer.step()
+
+    def clip(self) -> bool:
+        """Unscale and clip gradients: whether there is an update."""
+        setup = self.setup
+        together = setup.plan.tp > 1 or setup.plan.pp > 1 or self.divided
+        return self.clipping(self.gradients(), setup.norms * together, setup.replica % setup.norms)
+
+    def gradients(self) -> Iterator[Held]:
+        """What the optimizer reads, and how many ranks of those that share a norm hold each part."""
+        masters = self.masters()
+        for parameter in self.parameters():
+            reader = masters.get(parameter, parameter)
+            if reader.grad is not None:
+                reader.grad = buckets.whole_sum(reader.grad)
+                yield Held(buckets.local(reader.grad), self.copies(parameter, reader.grad))
+
+    def masters(self) -> dict[Tensor, Tensor]:
+        """The fp32 copies of 16-bit parameters, with their gradients."""
+        if not isinstance(self.optimizer, Masters):
+            return {}
+        return dict(zip(self.optimizer.weights, self.optimizer.take(), strict=True))
+
+    def copies(self, parameter: Tensor, gradient: Tensor) -> float:
+        """How many of the ranks that share a norm hold the same part of a parameter's gradient."""
+        setup = self.setup
+        chunk, name = next((chunk, name) for chunk in self.chunks for name, held in chunk.held.items() if held is parameter)
+        tied = setup.tied_apart and original(True, name) == "embedding.tokens.weight"
+        return (2 if tied else 1) * setup.place.world / setup.plan.pp / setup.norms / chunk.parts(name, gradient)
 
     def zero(self) -> None:
         """Before the first pass of a step: gradients are freed or set to zero, as the plan says."""
-        from calibration.execute.buckets import local
-
         for parameter in self.parameters():
             if self.setup.plan.frees_gradients:
                 parameter.grad = None
             elif parameter.grad is not None:
-                local(parameter.grad).detach().zero_()
+                buckets.local(parameter.grad).detach().zero_()
 
     def synchronise(self) -> None:
         """After the last of the local steps."""
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
-        """The reduced gradient of a parameter; None where no rank keeps it."""
-        return parameter.grad
+        """The reduced gradient of a parameter, unscaled and clipped; None where no rank keeps it."""
+        if parameter.grad is None or not isinstance(self.optimizer, Masters):
+            return parameter.grad
+        return parameter.grad.float() * self.clipping.factor  # its fp32 copy is gone
 
 
 executed: Registry[type[Hook]] = Registry("executed data parallel strategy", package="calibration.execute.data_parallel")

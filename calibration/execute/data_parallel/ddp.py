@@ -88,9 +88,13 @@ class DDP(Hook):
                     self.filled |= dict.fromkeys(bucket.parameters, bucket)
             return chunk.net
         where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
-        # the model's buffers are constants
+        return self.in_ddp(setup, chunk.net, where)
+
+    @classmethod
+    def in_ddp(cls, setup: Setup, net: nn.Module, where: dict[str, Any]) -> DistributedDataParallel:
+        """The module in DDP as the plan says; the model's buffers are constants."""
         return DistributedDataParallel(
-            chunk.net,
+            net,
             bucket_cap_mb=None if setup.plan.bucket is None else setup.plan.bucket / MIB,
             init_sync=False,
             forward_sync_buffers=False,

@@ -38,29 +38,31 @@ class Around(nn.Module):
 class Zero3(Hook):
     """Parameters, gradients and optimizer states are sharded."""
 
+    divided = True
+
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What FSDP2 does not do."""
         if not job.plan.overlap and not blocking(job):
             return f"overlap=false contradicts data_parallel={job.plan.data_parallel}: on GPUs FSDP2 always gathers ahead"
+        if shares_embedding(job, resolved):
+            return f"schedule={job.plan.schedule} has {job.model.name}'s tied embedding twice on a rank, in two FSDP2 modules"
         if splits(job, resolved):
             schedule = job.plan.schedule
             return f"schedule={schedule} makes weight gradients in passes of their own, in which FSDP2 reduces nothing"
-        if shares_embedding(job, resolved):
-            return f"schedule={job.plan.schedule} has {job.model.name}'s tied embedding twice on a rank, in two FSDP2 modules"
         if job.plan.syncs_gradients == "last" and job.plan.pp > 1 and job.plan.schedule not in SINGLE:
             which = f"gradient_sync=last with schedule={job.plan.schedule}"
             return f"{which}: PyTorch's pipeline runtime gathers whole stages ahead; {' and '.join(SINGLE)} do not"
         return None
 
-    def prepare(self, net: nn.Module) -> None:
-        """Shards keep fp32."""
+    def prepare(self, chunk: Chunk) -> None:
+        """Shards keep fp32, and get memory when they are shards."""
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """The chunk, sharded in place."""
         setup, net = self.setup, chunk.net
         if setup.resolved.dp == 1:
-            net.to(setup.dtype)
+            super().prepare(chunk)
             return net
         mesh = setup.mesh["replica", "dp"] if setup.resolved.replicas > 1 else setup.mesh["dp"]
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.plan.reshard, "mp_policy": self._precision()}
@@ -72,6 +74,7 @@ class Zero3(Hook):
         for unit in units:
             fully_shard(unit, **options)
         fully_shard(net, **options)
+        chunk.materialise(setup.device)
         if setup.plan.pp == 1:
             return net
         for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many

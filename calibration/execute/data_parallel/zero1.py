@@ -7,14 +7,16 @@ is reduced as soon as the last microbatch has made its gradients.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibration.execute.buckets import in_buckets
+from calibration.execute.buckets import held, in_buckets, like
 from calibration.execute.chunks import Chunk
+from calibration.execute.clipping import Held
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.setup import Setup
 from strategies.job import Job
@@ -27,15 +29,16 @@ class Flat:
     def __init__(self, tensors: list[Tensor], ranks: int, rank: int) -> None:
         self.tensors, self.ranks = tensors, ranks
         self.work: Any = None
-        self.size = -(-sum(tensor.numel() for tensor in tensors) // ranks) * ranks
-        self.values = torch.zeros(self.size, dtype=tensors[0].dtype, device=tensors[0].device)
+        own = [held(tensor) for tensor in tensors]
+        self.size = -(-sum(part.numel() for part in own) // ranks) * ranks
+        self.values = torch.zeros(self.size, dtype=own[0].dtype, device=own[0].device)
         self.places: dict[Tensor, slice] = {}
         offset = 0
-        for tensor in tensors:
-            place = self.places[tensor] = slice(offset, offset + tensor.numel())
-            self.values[place] = tensor.detach().flatten()
-            tensor.data = self.values[place].view_as(tensor)
-            offset += tensor.numel()
+        for tensor, part in zip(tensors, own, strict=True):
+            place = self.places[tensor] = slice(offset, offset + part.numel())
+            self.values[place] = part.detach().flatten()
+            part.data = self.values[place].view_as(part)
+            offset += part.numel()
         self.mine = slice(rank * self.size // ranks, (rank + 1) * self.size // ranks)
         self.shard = nn.Parameter(self.values[self.mine])
 
@@ -52,7 +55,7 @@ class Bucket(Flat):
         self.waiting = 0
         self.gradients = torch.zeros_like(self.values)
         for tensor, place in self.places.items():
-            tensor.grad = self.gradients[place].view_as(tensor)
+            tensor.grad = like(tensor, self.gradients[place])
         self.piece = self.gradients[self.mine]
 
     def reduce(self, group: Any) -> None:
@@ -70,12 +73,15 @@ class Bucket(Flat):
 class Zero1(Hook):
     """Optimizer states are sharded."""
 
+    divided = True
+
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """What the buckets cannot hold."""
         plan, name = job.plan, job.plan.data_parallel
-        if plan.tp > 1:
-            return f"data_parallel={name} with tp={plan.tp}: parameters cut over tp ranks do not lie in its flat buckets"
+        if plan.tp > 1 and plan.sequence_parallel:
+            why = "gradients of norms, which tp ranks have partial sums of, lie unequally in the parts of dp ranks"
+            return f"data_parallel={name} with tp={plan.tp} and sequence_parallel=true: {why}"
         if plan.shard:
             return f"data_parallel={name} with shard={plan.shard}: sharded copies have no replicas"
         if job.model.tied and plan.pp > 1:
@@ -131,9 +137,22 @@ class Zero1(Hook):
 
     def update(self) -> None:
         """The own parts, then everybody's."""
-        self.optimizer.step()
+        super().update()
         for work in [bucket.gather(self.setup.group("dp")) for bucket in self.buckets]:
             work.wait()
+
+    def gradients(self) -> Iterator[Held]:
+        """Of the own part of each bucket what belongs to each parameter."""
+        if not self.buckets:
+            yield from super().gradients()
+            return
+        masters = self.masters()
+        for bucket in self.buckets:
+            flat, mine = masters.get(bucket.shard, bucket.shard).grad, bucket.mine
+            for tensor, place in bucket.places.items():
+                first, last = max(place.start, mine.start), min(place.stop, mine.stop)
+                if first < last:
+                    yield Held(flat[first - mine.start : last - mine.start], self.copies(tensor, tensor) / bucket.ranks)
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Ranks have reduced gradients of their parts only."""

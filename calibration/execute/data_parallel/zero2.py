@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibration.execute.buckets import in_buckets
+from calibration.execute.buckets import in_buckets, local
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import executed
 from calibration.execute.data_parallel.zero1 import Flat, Zero1
@@ -37,7 +37,7 @@ class Passing(Flat):
         if self.gradients is None:
             self.gradients, self.waiting = self.values.new_zeros(self.size), len(self.tensors) * self.microbatches
         assert tensor.grad is not None
-        self.gradients[self.places[tensor]] += tensor.grad.flatten()
+        self.gradients[self.places[tensor]] += local(tensor.grad).flatten()
         tensor.grad = None
         self.waiting -= 1
 

@@ -28,6 +28,8 @@ class ZeroRedundancyOptimizer(DDP):
         field = "data_parallel=zero_redundancy_optimizer"
         if job.plan.tp > 1:
             return f"{field} with tp={job.plan.tp}: it broadcasts plain tensors, and tp ranks have DTensors"
+        if job.plan.precision == "fp16":
+            return f"{field} with precision=fp16: its masters are inside of it, where no loss scale can be taken out"
         if shares_embedding(job, resolved):
             return f"{field} with schedule={job.plan.schedule}: two stages of a rank share a matrix, which has two owners"
         return None
@@ -42,5 +44,6 @@ class ZeroRedundancyOptimizer(DDP):
 
     def update(self) -> None:
         """Of what this rank owns, then of everything."""
-        for optimizer in self.optimizer:
-            optimizer.step()
+        if self.clip():
+            for optimizer in self.optimizer:
+                optimizer.step()

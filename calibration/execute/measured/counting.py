@@ -13,6 +13,7 @@ of the library (logical volume), not what the library's algorithm puts on the wi
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -155,6 +156,27 @@ def copies_counted(counting: Counting) -> Iterator[None]:
     finally:
         for name, function in before.items():
             setattr(comm, name, function)
+
+
+@contextmanager
+def threads_counted(counting: Counting) -> Iterator[None]:
+    """Count also all-reduces that other threads start, which a dispatch mode does not see: gloo's run what follows a reduction in
+    DDP's PowerSGD hook.
+    """
+    before, here = dist.all_reduce, threading.current_thread()
+
+    def all_reduce(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
+        if threading.current_thread() is not here:
+            ranks = tuple(dist.get_process_group_ranks(options.get("group") or dist.group.WORLD))
+            size = float(_size(tensor))
+            counting.moved.append(Moved("all_reduce", ranks, size, sent("all_reduce", size, len(ranks))))
+        return before(tensor, *arguments, **options)
+
+    try:
+        dist.all_reduce = all_reduce
+        yield
+    finally:
+        dist.all_reduce = before
 
 
 def _group(given: Mapping[str, Any]) -> Any:

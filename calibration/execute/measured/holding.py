@@ -53,6 +53,8 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def add(self, tensors: Iterable[torch.Tensor]) -> None:
         """Count tensors that no operator will return, such as parameters made before."""
         for tensor in map(_local, tensors):
+            if tensor.is_meta and self._mode is None:  # has a shape and no memory
+                continue
             if getattr(tensor, "fake_mode", None) is self._mode:  # DTensor asks for shapes with fake tensors of its own
                 self._see(tensor.untyped_storage())
 

@@ -108,6 +108,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
     from torch.distributed.tensor.parallel import loss_parallel
 
     from calibration.execute.model import Transformer, loss, tensor_parallel
+    from calibration.execute.recomputation import Recomputation
 
     fields, (_, mesh) = plan, meshes
     first = sum(plan.layers[:stage])
@@ -118,8 +119,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
         embedding=stage == 0,
         head=stage == fields.pp - 1,
         attention=fields.attention,
-        recompute=fields.recompute == "full",
-        early_stop=fields.early_stop is not False,
+        recompute=Recomputation.of(plan),
     )
     if fields.tp > 1:
         tensor_parallel(net, mesh["tp"], fields.sequence_parallel)

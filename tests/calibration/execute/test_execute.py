@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from calibration.execute import execute
+from calibration.devices.cpu import CpuDevice
+from calibration.execute import _room, execute, worker
+from calibration.execute.limits import ready
 from calibration.execute.servers import serve
 from calibration.launch.place import Place
 from calibration.launch.ranks import launch
@@ -28,8 +30,11 @@ MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[2] / "data"
 
 
+FP16 = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
+
+
 def job(name, gpus, model, **plan):
-    cluster = {"based_on": "cpu-gloo", "node": {"gpus": gpus}}
+    cluster = {"based_on": "cpu-gloo", "node": {"gpus": gpus} | (FP16 if plan.get("precision") == "fp16" else {})}
     read = read_job(model=model, cluster=cluster, plan={"precision": "fp32", "microbatch": 2, "algorithm": "auto", **plan})
     return replace(read, name=name)
 
@@ -40,28 +45,32 @@ TWO = {
     "ddp, views of buckets": job("ddp, views of buckets", 2, LLAMA, accumulation=2, gradient_as_bucket_view=True),
     "ddp, gradients that stay": job("ddp, gradients that stay", 2, GPT, set_to_none=False, bucket="8 KiB"),
     "16-bit gradients": job("16-bit gradients", 2, LLAMA, data_parallel="ddp_fp16"),
+    "powersgd": job("powersgd", 2, GPT | {"hidden": 64}, data_parallel="ddp_powersgd", accumulation=2),
+    "fp16": job("fp16", 2, LLAMA, precision="fp16", accumulation=2),
     "zero1": job("zero1", 2, LLAMA, data_parallel="zero1", accumulation=2, recompute="full"),
     "zero redundancy optimizer": job("zero redundancy optimizer", 2, GPT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, GPT, data_parallel="zero2", accumulation=2),
     "zero2, reduced once": job("zero2, reduced once", 2, LLAMA, data_parallel="zero2", accumulation=3, gradient_sync="last"),
     "zero3": job("zero3", 2, GPT, data_parallel="zero3", accumulation=2),
     "zero3, reduced once": job("zero3, reduced once", 2, GPT, data_parallel="zero3", accumulation=3, gradient_sync="last"),
-    "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False),
+    "zero3, not resharded": job("zero3, not resharded", 2, LLAMA, data_parallel="zero3", reshard=False, precision="fp16"),
     "local sgd": job("local sgd", 2, GPT, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
     "diloco": job("diloco", 2, LLAMA, data_parallel="diloco", local_steps=2),
     "tp": job("tp", 2, GPT, tp=2, attention="materialised"),
-    "tp, sequence parallel": job("tp, sequence parallel", 2, LLAMA, tp=2, sequence_parallel=True),
+    "tp, sequence parallel": job("tp, sequence parallel", 2, LLAMA, tp=2, sequence_parallel=True, recompute="operators"),
     "gpipe": job("gpipe", 2, GPT, schedule="gpipe", **MIDDLE),
     "interleaved": job("interleaved", 2, LLAMA, schedule="interleaved", chunks=2, **MIDDLE),
     "zb-v": job("zb-v", 2, GPT, schedule="zb-v", **MIDDLE),  # the first and the last stage on one rank share the embedding
     "zb-h1": job("zb-h1", 2, GPT, schedule="zb-h1", optimizer="momentum", **MIDDLE),  # PyTorch has no class of it
     "own schedule": job("own schedule", 2, GPT, pp=2, schedule=str(DATA / "own_schedule.csv")),
-    "naive": job("naive", 2, LLAMA, schedule="naive", **MIDDLE),
+    "naive": job("naive", 2, LLAMA, schedule="naive", recompute="full", recompute_method="every", recompute_layers=2, **MIDDLE),
 }
 # parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs
 HELD = {"ddp, small buckets": 20, "ddp, gradients that stay": 20, "ddp, views of buckets": 16}
 FOUR = {
     "ddp × tp": job("ddp × tp", 4, LLAMA, tp=2, accumulation=2),
+    "zero1 × tp": job("zero1 × tp", 4, LLAMA, tp=2, data_parallel="zero1"),
+    "zero2 × tp": job("zero2 × tp", 4, GPT, tp=2, data_parallel="zero2", bucket="8 KiB", accumulation=2),
     "fsdp × tp": job("fsdp × tp", 4, LLAMA, tp=2, data_parallel="zero3"),
     "hsdp": job("hsdp", 4, GPT, data_parallel="zero3", shard=2),
     "pp × dp": job("pp × dp", 4, GPT, **MIDDLE),
@@ -90,7 +99,8 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
     for validated in validate(list(jobs.values()), seconds=0):
         name, compared = validated.job.name, validated.execution.compared
         assert compared["losses"][0] > compared["losses"][-1], name
-        assert max(compared["loss"], compared["gradient"] or 0.0, compared["update"]) <= compared["tolerance"], name
+        distances = compared["loss"], compared["gradient"] or 0.0, compared["norm"], compared["update"]
+        assert max(distances) <= compared["tolerance"], name
         volumes = {row.of: (row.predicted, row.measured) for row in validated.rows if row.what == "volume"}
         assert volumes, name
         for axis, (predicted, measured) in volumes.items():
@@ -101,10 +111,38 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
             assert row.error == pytest.approx(0, abs=0.05), name
 
 
+def test_a_model_that_one_process_cannot_hold_is_compared_layer_by_layer(monkeypatch):
+    """The same steps are compared with both, in one start of processes; what is not held whole has the first step only."""
+    names = ["16-bit gradients", "zero3", "tp", "zb-v"]
+    told = []
+    launch(worker.work, 2, [ready(TWO[name]) for name in names], 0.0, [True] * len(names), hear=told.append)
+    for message in told:
+        compared = message["ranks"][0]["compared"]
+        assert (compared["streamed"], len(compared["expected_losses"])) == (True, 1)
+        distances = compared["loss"], compared["gradient"], compared["norm"], compared["update"]
+        assert 0 < max(distances) <= compared["tolerance"], message["job"]
+    assert len(told) == len(names)
+
+
+def test_it_is_taken_where_the_whole_model_does_not_fit(monkeypatch):
+    """Ψ of 0.2 billion, 24 bytes each in one process; two ranks with ZeRO-3 hold half of 16, and one layer whole."""
+    large = ready(job("large", 2, LLAMA | {"hidden": 1024, "heads": 16, "layers": 24}, data_parallel="zero3"))
+    whole = 24 * large.model.parameters
+    for room, streamed in ((1.1, False), (0.9, True)):
+        monkeypatch.setattr(CpuDevice, "free", lambda self, ranks, room=room: room * whole)
+        assert _room([large], "cpu") == [streamed]
+    monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: 0.4 * whole)
+    with pytest.raises(UserError, match="each of 2 processes needs .* layer by layer"):
+        _room([large], "cpu")
+    alone = ready(job("alone", 2, LLAMA | {"hidden": 1024, "heads": 16, "layers": 24}, data_parallel="diloco", local_steps=2))
+    monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: 0.9 * whole)
+    with pytest.raises(UserError, match="diloco needs the whole model in one process"):
+        _room([alone], "cpu")
+
+
 def wrong_sum(place, jobs, seconds):
     import torch.distributed as dist
 
-    from calibration.execute import worker
     from calibration.execute.data_parallel.local import LocalSGD
 
     LocalSGD.synchronise = lambda self: dist.barrier()
@@ -167,7 +205,7 @@ def test_what_cannot_be_executed_is_refused_with_the_reason(plan, reason):
 
 
 def test_a_machine_that_is_too_small_is_refused():
-    with pytest.raises(UserError, match="2 processes need .* GB, also to compare with one process"):
+    with pytest.raises(UserError, match="each of 2 processes needs .* GB, also to compare layer by layer with one process"):
         execute([job("large", 2, GPT | {"hidden": 32768, "heads": 32, "layers": 100})], 0)
     with pytest.raises(UserError, match="1024 processes on"):
         execute([job("many", 1024, GPT)], 0)
@@ -196,8 +234,6 @@ def test_this_process_is_a_rank_where_a_launcher_says_so(monkeypatch):
 
 def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):
     """Two ranks, each the first of its node, and a job of one node with two."""
-    from calibration.execute import worker
-
     monkeypatch.setattr(worker, "under_launcher", lambda: True)
     monkeypatch.setattr(worker.dist, "all_gather_object", lambda gathered, _: gathered.__setitem__(slice(None), [0, 0]))
     place = Place(0, 2, 0, "cpu", (), print)

@@ -20,10 +20,11 @@ def test_flops_of_a_step(fields: dict[str, Any], recompute: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     from calibration.execute.model import Transformer, loss
+    from calibration.execute.recomputation import Recomputation
 
     model = Model(**fields)
     with torch.device("meta"):
-        net = Transformer(model, 32, attention="materialised", recompute=recompute == "full")
+        net = Transformer(model, 32, attention="materialised", recompute=Recomputation(recompute))
         tokens = torch.empty(3, 32, dtype=torch.long)
     assert sum(parameter.numel() for parameter in net.parameters()) == model.parameters
     with FlopCounterMode(display=False) as counter:

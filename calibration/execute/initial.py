@@ -1,0 +1,70 @@
+"""Parameters that every execution of a job starts with: a rank makes those that it holds, and no others.
+
+Modules are built on the meta device, where tensors have shapes and no memory, cut and sharded there, and given memory
+(`to_empty`) and values last, which is how PyTorch initialises what no device could hold whole. Values follow from the name that
+a parameter has in the whole model and from the place in it, in blocks of rows with random numbers of their own: ranks that hold
+parts of a parameter make equal values, without communication and without the rest of it.
+
+Imports torch: import this module inside the function that needs it.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from calibration.execute.model import Attention, Transformer
+from calibration.execute.setup import SEED
+
+BLOCK = 2**20  # elements that are made at a time, about
+DEVIATION = 0.02  # of matrices, as in GPT-2, so that the loss starts near log(vocabulary)
+
+
+def materialise(net: nn.Module, device: torch.device, name_of: Callable[[str], str]) -> None:
+    """Give memory and values to a module that was built on the meta device. name_of: names in the whole model."""
+    net.to_empty(device=device)
+    if isinstance(net, Transformer):
+        net.tie()  # plain parameters that are given memory are new ones
+    fill(net, name_of)
+
+
+@torch.no_grad()
+def fill(net: nn.Module, name_of: Callable[[str], str]) -> None:
+    """Set what this rank holds of all parameters, and the tables of attention."""
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+    for name, parameter in net.named_parameters():
+        offset: Sequence[int] = [0] * parameter.dim()
+        mine: Tensor = parameter
+        if isinstance(parameter, DTensor):
+            mine = parameter.to_local()
+            _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
+        if mine.numel():
+            mine.copy_(values(name_of(name), parameter.shape, offset, mine.shape))
+    for module in net.modules():
+        if isinstance(module, Attention):
+            module.fill_tables()
+
+
+def values(name: str, shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> Tensor:
+    """The part of a parameter of that shape that begins at `offset` and has `size` elements along each dimension, in fp32."""
+    if "norm" in name.split(".")[-2]:
+        return torch.full(tuple(size), float(name.endswith("weight")))
+    rows = max(1, BLOCK // math.prod(shape[1:]))
+    begin, end = offset[0], offset[0] + size[0]
+    parts = []
+    for number in range(begin // rows, -(-end // rows)):
+        first = number * rows
+        block = torch.empty(min(rows, shape[0] - first), *shape[1:])
+        seed = zlib.crc32(f"{SEED} {name} {number}".encode())
+        block.normal_(0.0, DEVIATION, generator=torch.Generator().manual_seed(seed))
+        parts.append(block[max(0, begin - first) : end - first])
+    whole = torch.cat(parts)
+    for dimension, (start, length) in enumerate(zip(offset[1:], size[1:], strict=True), 1):
+        whole = whole.narrow(dimension, start, length)
+    return whole

@@ -1,0 +1,158 @@
+"""Plans that `execute` refuses: every reason in the code, as docs/accuracy.md lists them.
+
+`python tests/calibration/execute/test_refused.py` writes the table there anew.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+from calibration.execute import limits
+from strategies.job import Job
+from strategies.read_job import read_job
+from tests.conftest import LLAMA_LAYER
+from topologies.reading import UserError
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "docs" / "accuracy.md"
+BEGIN, END = "<!-- refused: written by tests/calibration/execute/test_refused.py -->\n", "<!-- end of refused -->\n"
+SOURCES = [ROOT / "calibration/execute/limits.py", *sorted((ROOT / "calibration/execute/data_parallel").glob("*.py"))]
+GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
+LLAMA = GPT | {"name": "llama", "kv_heads": 2, "ffn": 48, **LLAMA_LAYER}
+SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
+PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
+ZRO = "zero_redundancy_optimizer"
+Case = tuple[str, dict[str, Any]]  # what is said of it; model, cluster, node, plan, job where they are not the usual ones
+CASES: list[Case] = [
+    ("kernels of other frameworks", {"plan": {"kernels": "megatron"}}),
+    ("context parallelism", {"plan": {"cp": 2}}),
+    ("expert parallelism", {"model": {"experts": {"experts": 4, "chosen": 2, "ffn": 48}}, "plan": {"ep": 2}}),
+    ("other models than plain decoders", {"model": {"window": 8}}),
+    ("ALiBi", {"model": {"positions": "alibi"}}),
+    ("dropout", {"plan": {"dropout": True}}),
+    ("selective recomputation of Megatron-LM", {"plan": {"recompute": "selective"}}),
+    ("LoRA, frozen parts", {"plan": {"freeze": {"layers": 2}}}),
+    ("packing", {"plan": {"packing": {"lengths": [7, 9]}}}),
+    ("effects", {"job": {"effects": ["gpu 0: speed 0.5"]}}),
+    ("other optimizers", {"plan": {"optimizer": "lion"}}),
+    ("a forced algorithm", {"plan": {"algorithm": "ring"}}),
+    ("any other field of a plan: offload, fp8 …", {"plan": {"fused_optimizer": False}}),
+    ("options of how a model is written", {"plan": {"joined_products": True, "kernels": "torch"}}),
+    ("threads of one process", {"plan": {"data_parallel": "dataparallel"}}),
+    ("fp32 gradients of 16-bit weights", {"node": SIXTEEN, "plan": {"precision": "fp16", "gradients": "fp32"}}),
+    ("sequence parallelism with learned positions", {"model": GPT, "plan": {"tp": 2, "sequence_parallel": True}}),
+    ("nodes without a launcher", {"cluster": {"based_on": "dgx-h100", "nodes": 2}}),
+    ("many more processes than cores", {"node": {"gpus": 1024}}),
+    ("asynchronous pipelines", {"plan": PP | {"schedule": "pipedream"}}),
+    ("stages with copies", {"plan": PP | {"schedule": "chimera"}}),
+    ("losses out of order", {"plan": {"pp": 2, "schedule": str(ROOT / "tests/data/out_of_order.csv")}}),
+    ("sends that hold up compute", {"plan": PP | {"overlap_p2p": False}}),
+    ("DDP: views of buckets by hand", {"plan": {"tp": 2, "overlap": False, "gradient_as_bucket_view": True, "kernels": "torch"}}),
+    ("DDP's fp16 hook by hand", {"plan": {"data_parallel": "ddp_fp16", "overlap": False}}),
+    ("PowerSGD by hand", {"plan": {"data_parallel": "ddp_powersgd", "overlap": False}}),
+    ("PowerSGD in several buckets", {"plan": {"data_parallel": "ddp_powersgd", "bucket": "8 KiB"}}),
+    ("PowerSGD with other axes", {"plan": {"data_parallel": "ddp_powersgd", "tp": 2}}),
+    ("ZeRO-1, 2 with sequence parallelism", {"plan": {"data_parallel": "zero1", "tp": 2, "sequence_parallel": True}}),
+    ("ZeRO-1, 2 with replicas", {"plan": {"data_parallel": "zero1", "shard": 2}}),
+    ("ZeRO-1, 2 with a tied embedding in a pipeline", {"model": GPT, "plan": PP | {"data_parallel": "zero1"}}),
+    ("ZeRO-2 with split backward passes", {"plan": PP | {"data_parallel": "zero2", "schedule": "zb-h1"}}),
+    ("ZeroRedundancyOptimizer with tp", {"plan": {"data_parallel": ZRO, "tp": 2}}),
+    ("ZeroRedundancyOptimizer in fp16", {"node": SIXTEEN, "plan": {"data_parallel": ZRO, "precision": "fp16"}}),
+    ("ZeroRedundancyOptimizer with a shared matrix", {"model": GPT, "plan": PP | {"data_parallel": ZRO, "schedule": "zb-v"}}),
+    ("FSDP2 over gloo with overlap", {"plan": {"data_parallel": "zero3", "overlap": True}}),
+    (
+        "FSDP2 on GPUs without overlap",
+        {"cluster": {"based_on": "dgx-h100"}, "plan": {"data_parallel": "zero3", "overlap": False}},
+    ),
+    ("FSDP2 with buckets", {"plan": {"data_parallel": "zero3", "bucket": "1 MiB"}}),
+    ("FSDP2 with split backward passes", {"plan": PP | {"data_parallel": "zero3", "schedule": "zb-h1"}}),
+    ("FSDP2 with a shared matrix", {"model": GPT, "plan": PP | {"data_parallel": "zero3", "schedule": "zb-v"}}),
+    (
+        "FSDP2: one reduction in interleaved pipelines",
+        {"plan": PP | {"data_parallel": "zero3", "schedule": "interleaved", "chunks": 2, "gradient_sync": "last"}},
+    ),
+]
+
+
+def job_of(model: Any = None, cluster: Any = None, node: Any = None, plan: Any = None, job: Any = None) -> Job:
+    """The usual model on four processes, but for what is given."""
+    here = {"based_on": "cpu-gloo"} | (cluster or {})
+    if here["based_on"] == "cpu-gloo":
+        here["node"] = {"gpus": 4} | (node or {})
+    given = {"precision": "fp32", "microbatch": 2, "algorithm": "auto"} | (plan or {})
+    own = model if model and "name" in model else LLAMA | (model or {})
+    return read_job(model=own, cluster=here, plan=given, **(job or {}))
+
+
+def reason(case: dict[str, Any]) -> str:
+    """Why it is refused."""
+    from calibration.execute.data_parallel import executed
+
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(limits, "available_cores", lambda: (0, 1))
+            job = limits.ready(job_of(**case))
+        said = executed[job.plan.data_parallel].check(job, job.resolve())
+    except UserError as error:
+        said = str(error)
+    assert said, f"{case} is executed"
+    return said.removeprefix("plan: ").removeprefix("not executed: ").replace(str(ROOT / "tests/data") + "/", "")
+
+
+def reasons_in(path: Path) -> Iterator[int]:
+    """Lines that give a reason: what `check` returns, what limits.py yields and raises."""
+    for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
+        for node in ast.walk(function):
+            refuses = path.name == "limits.py" and isinstance(node, ast.Yield | ast.Raise)
+            checks = function.name == "check" and isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr)
+            if refuses or checks:
+                yield node.lineno
+
+
+def test_every_reason_has_a_row() -> None:
+    pytest.importorskip("torch")
+    import calibration.execute.data_parallel  # noqa: F401
+
+    seen: set[tuple[str, int]] = set()
+    files = {str(path) for path in SOURCES}
+
+    def trace(frame: FrameType, event: str, _: Any) -> Any:
+        if frame.f_code.co_filename in files:
+            seen.add((frame.f_code.co_filename, frame.f_lineno))
+            return trace
+        return None
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        for _, case in CASES:
+            reason(case)
+    finally:
+        sys.settrace(before)
+    missing = [f"{path.name}:{line}" for path in SOURCES for line in reasons_in(path) if (str(path), line) not in seen]
+    assert not missing
+
+
+def table() -> str:
+    rows = "".join(f"| {what} | {reason(case)} |\n" for what, case in CASES)
+    return f"| not executed | because |\n|---|---|\n{rows}"
+
+
+def test_the_page_lists_them() -> None:
+    pytest.importorskip("torch")
+    text = PAGE.read_text()
+    assert text[text.index(BEGIN) + len(BEGIN) : text.index(END)] == table(), (
+        "run python tests/calibration/execute/test_refused.py"
+    )
+
+
+if __name__ == "__main__":
+    old = PAGE.read_text()
+    PAGE.write_text(old[: old.index(BEGIN) + len(BEGIN)] + table() + old[old.index(END) :])
