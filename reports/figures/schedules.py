@@ -19,7 +19,7 @@ KINDS = {
     "I": ("gradient of inputs", YELLOW),
     "W": ("gradient of weights", GREEN),
 }
-NUMBERED = 0.014  # of the width: narrower passes have no number
+NUMBERED = 0.0066  # of the width, for each digit: narrower passes have no number
 LATER = 0.55  # how strong the colour of every other chunk is
 
 
@@ -66,7 +66,7 @@ def _bar(ax: Axes, each: Pass, longest: float) -> None:
     colour = _pale(colour) if each.chunk % 2 else colour
     width = each.end - each.start
     ax.broken_barh([(each.start, width)], (each.rank - 0.45, 0.9), facecolor=colour, edgecolor=DARK, linewidth=0.4)
-    if width > NUMBERED * longest:
+    if width > NUMBERED * longest * len(str(each.microbatch)):
         middle = (each.start + each.end) / 2
         ax.text(middle, each.rank, str(each.microbatch), ha="center", va="center", fontsize=7.5, color=ink(colour), clip_on=True)
 
