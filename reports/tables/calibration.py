@@ -22,11 +22,12 @@ if TYPE_CHECKING:
     from calibration.request import Result
 
 _COLOURS = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY, DARK, YELLOW)
+_MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p", "h")
 _PANELS = {  # part -> title, quantity of the axis
     "gemm": ("matrix products, a dot per shape and layout", "FLOPs"),
     "attention": ("attention, forward and backward", "FLOPs"),
     "memory": ("bound by memory", "bytes"),
-    "links": ("collectives in a step (dashed: back to back)", "bytes of the full buffer"),
+    "links": ("collectives", "bytes of the full buffer"),
 }
 
 
@@ -114,16 +115,31 @@ def to_dict(result: Result) -> dict[str, Any]:
 def calibration(data: Fitted) -> Figure:
     """Dots measured, lines and crosses predicted, and predicted over measured − 1 below; hollow dots were kept out of the fit."""
     from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
 
     parts = [part for part in _PANELS if data.points.get(part)]
-    drawn = Figure(figsize=(5.2 * len(parts), 6.2), layout="constrained")
-    grid = drawn.add_gridspec(2, len(parts), height_ratios=(3, 1))
-    for column, part in enumerate(parts):
-        above, below = drawn.add_subplot(grid[0, column]), drawn.add_subplot(grid[1, column])
+    columns = min(2, len(parts))
+    drawn = Figure(figsize=(6.6 * columns, 5.4 * -(-len(parts) // columns) + 0.5), layout="constrained")
+    cells = drawn.add_gridspec(-(-len(parts) // columns), columns)
+    for number, part in enumerate(parts):
+        grid = cells[number // columns, number % columns].subgridspec(2, 1, height_ratios=(3, 1), hspace=0.05)
+        above = drawn.add_subplot(grid[0])
+        below = drawn.add_subplot(grid[1], sharex=above)
+        above.tick_params(labelbottom=False)
         _panel(above, below, part, data)
     drawn.suptitle(
-        f"profile {data.profile.name}: filled dots were fitted to, hollow ones kept out", x=0.01, ha="left", fontsize=12
+        f"profile {data.profile.name}: measured and predicted, and below predicted over measured − 1", x=0.01, ha="left"
     )
+    dot: dict[str, Any] = {"color": DARK, "linestyle": "none", "marker": "o", "markersize": 5}
+    handles = [
+        Line2D([], [], **dot, label="measured, fitted to"),
+        Line2D([], [], **dot, markerfacecolor="none", label="measured, kept out of the fit"),
+        Line2D([], [], color=DARK, linestyle="none", marker="x", markersize=5, label="predicted"),
+        Line2D([], [], color=DARK, linewidth=1.2, label="predicted, collectives in a step"),
+        Line2D([], [], color=DARK, linewidth=0.9, linestyle="--", label="measured, collectives back to back"),
+        Line2D([], [], color=DARK, linestyle="none", marker="^", markersize=5, label="error beyond the axis"),
+    ]
+    drawn.legend(handles=handles, loc="outside lower center", ncols=3, fontsize=9)
     return drawn
 
 
@@ -135,29 +151,39 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
     series = {
         name: points for name, points in series.items() if any(point.bytes > 0 for point in points)
     }  # a barrier has no size
+    most = min(100.0, max(15.0, *(115 * abs(point.error) for point in data.points[part])))
     for number, (name, points) in enumerate(series.items()):
-        colour = _COLOURS[number % len(_COLOURS)]
-        _dots(
-            above, below, sorted((p for p in points if p.bytes > 0), key=lambda point: point.bytes), colour, name, part == "links"
-        )
+        colour, marker = _COLOURS[number % len(_COLOURS)], _MARKERS[number % len(_MARKERS)]
+        ordered = sorted((p for p in points if p.bytes > 0), key=lambda point: point.bytes)
+        _dots(above, below, ordered, colour, marker, name, part == "links", most)
         if alone := [pair for pair in data.alone.get(name, []) if pair[0] > 0]:
             above.plot(*zip(*alone, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
-    above.set(xscale="log", yscale="log", ylabel="seconds", title=title)
-    above.legend(fontsize=7, ncols=2)
+    above.set(xscale="log", yscale="log", ylabel="time", title=title)
+    above.yaxis.set_major_formatter(lambda value, _: seconds(value))
+    for axis in (above.yaxis, below.xaxis):
+        axis.set_minor_formatter(lambda *_: "")
+    above.legend(fontsize=8, ncols=2)
     below.axhspan(-10, 10, color=GREY, alpha=0.25, linewidth=0)
     below.axhline(0, color=DARK, linewidth=0.8)
-    most = min(100.0, max(15.0, *(115 * abs(point.error) for point in data.points[part])))
     below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
 
 
-def _dots(above: Axes, below: Axes, points: Sequence[Point], colour: str, name: str, line: bool) -> None:
-    """Measurements and what the fit says of them."""
+def _dots(
+    above: Axes, below: Axes, points: Sequence[Point], colour: str, marker: str, name: str, line: bool, most: float
+) -> None:
+    """Measurements and what the fit says of them. most: error in % that the axis shows; what is beyond it is at its edge."""
     for held in (False, True):
         own = [point for point in points if point.heldout == held]
-        style: dict[str, Any] = {"color": colour, "markersize": 3.5, "linestyle": "none", "marker": "o"}
-        style |= {"markerfacecolor": "none"} if held else {"label": name}
-        above.plot([point.bytes for point in own], [point.measured for point in own], **style)
-        below.plot([point.bytes for point in own], [100 * point.error for point in own], **style)
+        style: dict[str, Any] = {"color": colour, "markersize": 4, "linestyle": "none"}
+        style |= {"markerfacecolor": "none"} if held else {}
+        above.plot(
+            [point.bytes for point in own], [point.measured for point in own], marker=marker, **style, label="" if held else name
+        )
+        inside = [point for point in own if abs(100 * point.error) <= most]
+        below.plot([point.bytes for point in inside], [100 * point.error for point in inside], marker=marker, **style)
+        for edge, sign, arrow in ((most, 1, "^"), (-most, -1, "v")):
+            beyond = [point.bytes for point in own if 100 * point.error * sign > most]
+            below.plot(beyond, [0.93 * edge] * len(beyond), marker=arrow, **style)
     sizes, prices = [point.bytes for point in points], [point.predicted for point in points]
-    shape: dict[str, Any] = {"linewidth": 1.2} if line else {"linestyle": "none", "marker": "x", "markersize": 3, "alpha": 0.6}
+    shape: dict[str, Any] = {"linewidth": 1.2} if line else {"linestyle": "none", "marker": "x", "markersize": 3.5, "alpha": 0.7}
     above.plot(sizes, prices, color=DARK if not line else colour, **shape)
