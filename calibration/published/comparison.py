@@ -40,6 +40,7 @@ class Compared:
     profile: str = ""
     step: float | None = None
     predicted_step: float | None = None
+    predicted_alike: float | None = None  # if all GPUs of one kind were alike
     low: float | None = None
     high: float | None = None
     flops: float | None = None
@@ -58,6 +59,11 @@ class Compared:
     def error(self) -> float | None:
         """Predicted over published step time, minus 1."""
         return self.predicted_step / self.step - 1 if self.step and self.predicted_step else None
+
+    @property
+    def alike_error(self) -> float | None:
+        """The same of the step with GPUs alike."""
+        return self.predicted_alike / self.step - 1 if self.step and self.predicted_alike else None
 
     @property
     def memory_error(self) -> float | None:
@@ -91,17 +97,22 @@ class Errors:
     bias: float
     worst: float
     held: float  # share of rows whose interval holds the published step
+    alike: tuple[float, float]  # mean and bias with GPUs of one kind alike
 
     @classmethod
     def of(cls, rows: Iterable[Compared]) -> Errors | None:
         """None when no row has a published and a predicted step."""
-        pairs = [(row.error, bool(row.held)) for row in rows if row.error is not None]
-        if not pairs:
+        known = [
+            (row.error, row.error if row.alike_error is None else row.alike_error, bool(row.held))
+            for row in rows
+            if row.error is not None
+        ]
+        if not known:
             return None
-        errors = [error for error, _ in pairs]
+        errors, alike, held = zip(*known, strict=True)
         absolute = [abs(error) for error in errors]
-        held = sum(inside for _, inside in pairs) / len(pairs)
-        return cls(len(errors), mean(absolute), median(absolute), mean(errors), max(errors, key=abs), held)
+        with_alike = mean(map(abs, alike)), mean(alike)
+        return cls(len(known), mean(absolute), median(absolute), mean(errors), max(errors, key=abs), mean(held), with_alike)
 
 
 def compare(row: Row) -> Compared:
@@ -134,6 +145,7 @@ def compare(row: Row) -> Compared:
         "profile": summary.profile,
         "step": row.step(job),
         "predicted_step": seconds,
+        "predicted_alike": summary.ideal_seconds,
         "low": bar.low,
         "high": bar.high,
         "fits": summary.fits,

@@ -39,7 +39,7 @@ def _errors(rows: Sequence[Compared]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("step time by", "", "rows", "mean error", "median", "bias", "worst", "80 % holds"):
+    for name in ("step time by", "", "rows", "mean error", "median", "bias", "worst", "80 % holds", "GPUs alike", "bias"):
         table.add_column(name, justify="left" if name in ("step time by", "") else "right", no_wrap=True)
     for by in BY:
         for number, (name, group) in enumerate(sorted(grouped(rows, by).items(), key=_order)):
@@ -54,6 +54,8 @@ def _errors(rows: Sequence[Compared]) -> RenderableType:
                     signed(errors.bias),
                     signed(errors.worst),
                     percent(errors.held),
+                    percent(errors.alike[0]),
+                    signed(errors.alike[1]),
                 )
         table.add_section()
     return table

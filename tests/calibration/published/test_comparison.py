@@ -24,6 +24,9 @@ def test_errors_are_relative_to_what_was_published() -> None:
     assert errors.mean == pytest.approx((0.1 + 0.3 + 0) / 3)
     assert (errors.median, errors.worst, errors.bias) == pytest.approx((0.1, 0.3, 0.2 / 3))
     assert errors.held == pytest.approx(2 / 3)
+    alike = Errors.of([row(2.0, 1.8, 1.7, 1.9, predicted_alike=1.6), row(1.0, 1.3, 0.9, 1.4, predicted_alike=1.2)])
+    assert alike is not None
+    assert alike.alike == pytest.approx((0.2, 0.0))
 
 
 def test_rows_without_a_prediction_count_nowhere() -> None:
@@ -37,6 +40,7 @@ def test_a_published_row_is_compared_by_its_own_rules() -> None:
     assert compared.memory_is == "allocated"
     assert compared.memory_error == pytest.approx(0, abs=0.1)  # torch's own count of bytes
     assert compared.low < compared.predicted_step < compared.high  # type: ignore[operator]
+    assert compared.predicted_alike < compared.predicted_step  # type: ignore[operator]
     other = compare(next(row for row in published(("korthikanti-2022",)) if row.measured["mfu"]))
     # the same FLOPs over another time
     assert other.predicted_mfu * other.predicted_step == pytest.approx(other.mfu * other.step, rel=0.01)  # type: ignore[operator]
