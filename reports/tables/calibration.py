@@ -125,7 +125,7 @@ def calibration(data: Fitted) -> Figure:
         grid = cells[number // columns, number % columns].subgridspec(2, 1, height_ratios=(3, 1), hspace=0.05)
         above = drawn.add_subplot(grid[0])
         below = drawn.add_subplot(grid[1], sharex=above)
-        above.tick_params(labelbottom=False)
+        above.tick_params(labelbottom=False, which="both")
         _panel(above, below, part, data)
     drawn.suptitle(
         f"profile {data.profile.name}: measured and predicted, and below predicted over measured − 1", x=0.01, ha="left"
@@ -160,12 +160,12 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
             above.plot(*zip(*alone, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
     above.set(xscale="log", yscale="log", ylabel="time", title=title)
     above.yaxis.set_major_formatter(lambda value, _: seconds(value))
-    for axis in (above.yaxis, below.xaxis):
-        axis.set_minor_formatter(lambda *_: "")
     above.legend(fontsize=8, ncols=2)
     below.axhspan(-10, 10, color=GREY, alpha=0.25, linewidth=0)
     below.axhline(0, color=DARK, linewidth=0.8)
     below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
+    for axis in (above.yaxis, below.xaxis):
+        axis.set_minor_formatter(lambda *_: "")
 
 
 def _dots(
