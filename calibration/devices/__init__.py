@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from calibration.devices.base import ComputeDevice, Kind
 
-__all__ = ["ComputeDevice", "Kind", "device"]
+__all__ = ["ComputeDevice", "Kind", "device", "present"]
 
 
 def device(kind: Kind, index: int = 0) -> ComputeDevice:
@@ -20,3 +20,8 @@ def device(kind: Kind, index: int = 0) -> ComputeDevice:
     from calibration.devices.cpu import CpuDevice
 
     return CpuDevice(index)
+
+
+def present() -> Kind:
+    """cuda where torch finds a GPU."""
+    return "cuda" if device("cuda").count() else "cpu"

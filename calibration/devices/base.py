@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self
 
 from calibration.devices.monitor import Monitor
 
@@ -15,6 +15,24 @@ if TYPE_CHECKING:  # the command line asks this room where it runs, before it ne
 Kind = Literal["cpu", "cuda"]
 Action = Callable[[], Any]
 Clock = Callable[[], float]
+
+
+class Memory(ABC):
+    """Bytes of tensors. base: held at the mark; peak: at most after it (or after entering); reserved: by the allocator then."""
+
+    base = peak = reserved = 0
+
+    @abstractmethod
+    def __enter__(self) -> Self:
+        """Begin, with the mark here."""
+
+    @abstractmethod
+    def mark(self) -> None:
+        """Here begins what is asked for."""
+
+    @abstractmethod
+    def __exit__(self, *error: object) -> None:
+        """The peak is known."""
 
 
 class ComputeDevice(ABC):
@@ -72,6 +90,10 @@ class ComputeDevice(ABC):
     @abstractmethod
     def held(self) -> float:
         """Bytes of this process that are not tensors."""
+
+    @abstractmethod
+    def memory(self) -> Memory:
+        """Follows what tensors take from entering, before the first one, to leaving."""
 
     # -- time ------------------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from calibration.devices.base import Action, Clock, ComputeDevice, Kind
+from calibration.devices.base import Action, Clock, ComputeDevice, Kind, Memory
 from calibration.devices.monitor import Monitor, NvidiaMonitor
 
 BF16 = (8, 0)  # compute capability from which products in bf16 and TF32 run on tensor cores (CUDA C++ Programming Guide, table of
@@ -97,6 +97,10 @@ class CudaDevice(ComputeDevice):
         free, total = self._cuda.mem_get_info(self.index)
         return float(total - free - self._cuda.memory_reserved(self.index))
 
+    def memory(self) -> Memory:
+        """As the caching allocator counts it."""
+        return CudaMemory(self._cuda, self.index)
+
     def synchronise(self) -> None:
         """Wait for all streams of the device."""
         self._cuda.synchronize(self.index)
@@ -132,3 +136,26 @@ class CudaDevice(ComputeDevice):
         """Of this GPU, which nvidia-smi may number otherwise."""
         uuid = str(self.facts()["uuid"])
         return NvidiaMonitor(f"GPU-{uuid.removeprefix('GPU-')}" if uuid else str(self.index))
+
+
+class CudaMemory(Memory):
+    """The allocator keeps peaks; what others left in its cache is given back first."""
+
+    def __init__(self, cuda: Any, index: int) -> None:
+        self._cuda, self._index = cuda, index
+
+    def __enter__(self) -> Self:
+        self._cuda.empty_cache()
+        self.mark()
+        return self
+
+    def mark(self) -> None:
+        """The peaks so far are forgotten."""
+        self._cuda.synchronize(self._index)
+        self._cuda.reset_peak_memory_stats(self._index)
+        self.base = int(self._cuda.memory_allocated(self._index))
+
+    def __exit__(self, *error: object) -> None:
+        self._cuda.synchronize(self._index)
+        self.peak = int(self._cuda.max_memory_allocated(self._index))
+        self.reserved = int(self._cuda.max_memory_reserved(self._index))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from calibration.execute.limits import shares_embedding
+from calibration.launch.groups import new_group, patient
 from calibration.launch.place import Place
 from sim.grid import Grid
 from strategies.data_parallel.buckets import limits
@@ -35,13 +36,14 @@ def mesh_of(kind: str, degrees: tuple[tuple[str, int], ...]) -> DeviceMesh:
     DTensor takes equal meshes for one and the same. They end with the process.
     """
     shape = tuple(degree for _, degree in degrees)
-    return DeviceMesh(kind, torch.arange(math.prod(shape)).reshape(shape), mesh_dim_names=tuple(axis for axis, _ in degrees))
+    names = tuple(axis for axis, _ in degrees)
+    return patient(DeviceMesh(kind, torch.arange(math.prod(shape)).reshape(shape), mesh_dim_names=names))
 
 
 @cache
 def group_of(ranks: tuple[int, ...]) -> Any:
     """A process group of these ranks, in the same way. All ranks make it."""
-    return dist.new_group(list(ranks))
+    return new_group(ranks)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ import torch.distributed as dist
 
 from calibration.execute.data_parallel import executed
 from calibration.execute.measured.counting import Counting, Moved, copies_counted, threads_counted
-from calibration.execute.measured.memory import Memory
 from calibration.execute.measured.timing import measure
 from calibration.execute.reference.compare import distance, mean_loss
 from calibration.execute.reference.streamed import distance as distance_streamed
@@ -70,7 +69,7 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
 def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[str, Any]:
     setup = Setup.of(place, job)
     losses = []
-    with Memory(setup.device) as memory:
+    with place.compute.memory() as memory:
         runner = Runner(setup)
         for number in range(CHECKED):
             if number == CHECKED - 1:

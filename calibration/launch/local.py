@@ -35,6 +35,7 @@ from calibration.launch.place import (
     patience,
     prepare,
     uninterrupted,
+    waited,
 )
 from topologies.reading import UserError
 
@@ -98,8 +99,8 @@ class LocalRanks:
             raise UserError(refused[0])
         failed = [(rank, outcome[1]) for rank, outcome in enumerate(outcomes) if outcome[0] == "error"]
         if failed:  # the cause goes before ranks that died because another one did
-            rank, line = min(failed, key=lambda ended: (any(part in ended[1] for part in _PEER), _ENDED in ended[1]))
-            failure = RankError(f"rank {rank} of {self.ranks} failed: {line}")
+            rank, line = min(failed, key=_consequence)
+            failure = RankError(f"rank {rank} of {self.ranks} failed: {waited(line, self.patience)}")
             failure.details = (self.folder / f"errors {rank}").read_text(errors="replace")
             raise failure
         return [outcome[1] for outcome in outcomes]
@@ -204,6 +205,12 @@ class LocalRanks:
             name = signal.Signals(-code).name
             return "error", f"ended by {name}" + (" (out of memory?)" if code == -signal.SIGKILL else "")
         return "error", f"ended with exit code {code}{': ' + lines[-1] if lines else ''}"
+
+
+def _consequence(ended: tuple[int, str]) -> tuple[bool, bool, bool]:
+    """Causes first, then ranks that waited too long, then those that only saw another one go."""
+    line = ended[1]
+    return any(part in line for part in _PEER), _ENDED in line, waited(line, 0.0) == line
 
 
 def _is_stopped(process: int) -> bool:

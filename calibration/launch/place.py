@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from calibration.devices import ComputeDevice, Kind, device
+from calibration.devices import ComputeDevice, Kind, device, present
 from topologies.reading import UserError
 
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
@@ -89,9 +89,7 @@ def uninterrupted() -> Iterator[None]:
 def find_device() -> Kind:
     """cuda when torch finds a GPU."""
     need_torch()
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return present()
 
 
 def available_cores() -> tuple[int, ...]:
@@ -139,7 +137,8 @@ def run_as_rank(work: Callable[..., Any], ranks: int, arguments: Sequence[Any], 
     except UserError:
         raise
     except Exception as error:  # most often because another rank is gone
-        raise RankError(f"rank {place.rank} of {place.world} failed: {line_of(error)}") from error
+        line = waited(line_of(error), PATIENCE.get())
+        raise RankError(f"rank {place.rank} of {place.world} failed: {line}") from error
     leave()
     return results if place.rank == 0 else []
 
@@ -193,6 +192,12 @@ def leave() -> None:
     import torch.distributed as dist
 
     dist.destroy_process_group()
+
+
+def waited(line: str, seconds: float) -> str:
+    """An error line, and of a rank that waited too long for another, how long ranks do and what says so."""
+    late = any(part in line.lower() for part in ("timed out", "timeout"))
+    return f"{line}; ranks wait {seconds:g} s for each other (--timeout SECONDS)" if late else line
 
 
 def line_of(error: BaseException) -> str:

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from calibration.launch.groups import new_group
 from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading, spread, trimmed
 from calibration.measure.grid import OFTEN, OPERATIONS, SMALL, Grid
 from topologies.reading import UserError
@@ -74,7 +75,7 @@ def groups(bench: Bench) -> list[Group]:
     for siblings in layouts(bench.host.tolist()):
         ranks = next((ranks for ranks in siblings if bench.place.rank in ranks), None)
         if ranks is not None:
-            handle = dist.new_group(list(ranks), use_local_synchronization=True)
+            handle = new_group(ranks, alone=True)
             nodes = len({bench.host[rank] for rank in ranks})
             result.append(Group(ranks, nodes, handle, ranks.index(bench.place.rank)))
     return result

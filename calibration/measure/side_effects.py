@@ -13,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from calibration.launch.groups import new_group
 from calibration.measure.bench import Bench, Probe, Reading
 from calibration.measure.grid import Grid
 
@@ -121,7 +122,7 @@ _ALONE: list[Any] = []  # the group of this rank alone: made once
 
 def _alone(bench: Bench) -> Any:
     if not _ALONE:
-        _ALONE.append(dist.new_group([bench.place.rank], use_local_synchronization=True))
+        _ALONE.append(new_group([bench.place.rank], alone=True))
     return _ALONE[0]
 
 
@@ -154,16 +155,18 @@ def _wrapped(name: str, chain: nn.Sequential, alone: Any, bench: Bench) -> tuple
 
 def _reserve(bench: Bench) -> Reading:
     """Memory that the allocator holds beyond its tensors at their peak, as a fraction, over a step of uneven layers."""
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
+    with bench.place.compute.memory() as memory:
+        _uneven(bench)
+    return Reading(max(0.0, memory.reserved / memory.peak - 1))
+
+
+def _uneven(bench: Bench) -> None:
     net = nn.Sequential(
         *(layer for width in (768, 3072, 1536, 2304) for layer in (nn.Linear(1024, width), nn.GELU(), nn.Linear(width, 1024)))
     )
     net = net.to(bench.device)
     for rows in (512, 2048, 1024):
         net(torch.randn(rows, 1024, device=bench.device)).sum().backward()
-    bench.finish()
-    return Reading(max(0.0, torch.cuda.max_memory_reserved() / torch.cuda.max_memory_allocated() - 1))
 
 
 def footprints(bench: Bench) -> list[tuple[str, float]]:
@@ -173,12 +176,12 @@ def footprints(bench: Bench) -> list[tuple[str, float]]:
     """
     torch.ones(1, device=bench.device)
     before = bench.place.compute.held()
-    group = dist.new_group(list(range(bench.place.world)))
+    everybody = new_group(range(bench.place.world))
     held = torch.zeros(2**20 // 4, device=bench.device)
     here = bench.place.compute
     own = 0 if here.ordered else held.nbytes
     for _ in range(3):
-        dist.all_reduce(held, group=group)
+        dist.all_reduce(held, group=everybody)
     bench.finish()
     added = max(0.0, bench.place.compute.held() - before - own)
     context = max(0.0, before - added) if here.communicates is not None else before  # a communicator is there by then

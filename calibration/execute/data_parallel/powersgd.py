@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
@@ -18,6 +17,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import executed
 from calibration.execute.data_parallel.ddp import DDP, reducer_works
 from calibration.execute.setup import Setup
+from calibration.launch.groups import new_group
 from strategies.data_parallel.buckets import limits
 from strategies.job import Job
 from strategies.plan.options import PowerSGD
@@ -54,13 +54,13 @@ class PowerSGDDDP(DDP):
         """The hook in a group of this rank alone."""
         if setup.resolved.dp == 1:
             return net
-        alone = dist.new_group([setup.place.rank], use_local_synchronization=True)
+        alone = new_group([setup.place.rank], alone=True)
         return _compressed(setup, cls.in_ddp(setup, net, {"process_group": alone}), alone)
 
 
-def _compressed(setup: Setup, module: nn.Module, group: Any) -> nn.Module:
+def _compressed(setup: Setup, module: nn.Module, over: Any) -> nn.Module:
     if isinstance(module, DistributedDataParallel):
         options = setup.plan.powersgd or PowerSGD.model_validate({})
-        state = PowerSGDState(group, start_powerSGD_iter=PLAIN, **options.model_dump())
+        state = PowerSGDState(over, start_powerSGD_iter=PLAIN, **options.model_dump())
         module.register_comm_hook(state, cast(Any, powerSGD_hook))
     return module

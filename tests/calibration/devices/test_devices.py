@@ -4,6 +4,7 @@ says of real ones."""
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -209,3 +210,36 @@ def test_memory_of_a_gpu_is_its_own_and_of_cores_is_shared(monkeypatch: pytest.M
     assert cores.free(4) == pytest.approx(cores.free(1) / 4, rel=0.2)
     assert device("cuda").cache() == 50 * 2**20
     assert catalogue_gpu("NVIDIA H200") == "h200-sxm"
+
+
+def test_peak_memory_is_the_allocators_on_a_gpu_and_that_of_live_tensors_on_cores() -> None:
+    """What is held at the mark, most after it, and what the allocator had reserved for that."""
+    import torch
+
+    said: list[str] = []
+    figures = {"memory_allocated": 10, "max_memory_allocated": 70, "max_memory_reserved": 96}
+    gpu = CudaDevice(1)
+    gpu._cuda = SimpleNamespace(
+        empty_cache=lambda: said.append("empty"),
+        synchronize=lambda index: said.append(f"wait {index}"),
+        reset_peak_memory_stats=lambda index: said.append(f"reset {index}"),
+        **{name: lambda index, value=value: value for name, value in figures.items()},
+    )
+    with gpu.memory() as memory:
+        said.clear()
+        memory.mark()
+    assert (memory.base, memory.peak, memory.reserved) == (10, 70, 96)
+    assert said == ["wait 1", "reset 1", "wait 1"]
+    with device("cpu").memory() as memory:
+        held = torch.zeros(1000)
+        torch.zeros(5000)
+        memory.mark()
+        torch.zeros(250)
+    assert (memory.base, memory.peak, memory.reserved) == (held.nbytes, held.nbytes + 1000, held.nbytes + 1000)
+
+
+def test_nothing_else_asks_torch_cuda() -> None:
+    """Device-specific calls are in this room alone."""
+    room = Path(__file__).parents[3] / "calibration"
+    others = [path for path in room.rglob("*.py") if "devices" not in path.parts and "torch.cuda" in path.read_text()]
+    assert not others

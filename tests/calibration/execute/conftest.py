@@ -79,8 +79,8 @@ def _meshes(plan: Resolved) -> Any:
 def _steps(model: Model, plan: Resolved, meshes: Any, stage: int) -> Rehearsed:
     import torch.distributed as dist
 
+    from calibration.devices.holding import Holding
     from calibration.execute.measured.counting import Counting
-    from calibration.execute.measured.holding import Holding
 
     with Holding() as holding:
         train = _trainer(model, plan, meshes, stage)

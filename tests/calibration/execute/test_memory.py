@@ -157,7 +157,7 @@ def test_holding_is_what_the_profiler_sees_allocated() -> None:
     import torch
     from torch.profiler import ProfilerActivity, profile
 
-    from calibration.execute.measured.holding import Holding
+    from calibration.devices.holding import Holding
     from calibration.execute.model import Transformer, loss
     from strategies.models.model import Model
 

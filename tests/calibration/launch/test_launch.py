@@ -51,6 +51,24 @@ def test_every_rank_answers_and_tells():
     assert sorted(message["rank"] for message in heard) == [0, 1]
 
 
+def wait_in_vain(place, seconds):
+    import torch
+    import torch.distributed as dist
+
+    from calibration.execute.setup import mesh_of
+
+    part = mesh_of("cpu", (("dp", 2), ("tp", 1))).get_group("dp")
+    if place.rank == 0:
+        time.sleep(seconds)
+    dist.all_reduce(torch.ones(1), group=part)
+
+
+def test_every_group_waits_as_long_as_the_ranks_do():
+    """Groups of a device mesh have a timeout of their own, half an hour with gloo, ten minutes with NCCL."""
+    with patience(1.0), pytest.raises(RankError, match=r"ranks wait 1 s for each other \(--timeout SECONDS\)"):
+        launch(wait_in_vain, 2, 3.0)
+
+
 @pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL (out of memory?)")])
 def test_a_dead_rank_is_named_with_its_error(how, line):
     with pytest.raises(RankError) as caught:

@@ -122,7 +122,7 @@ def test_torch_holds_as_much_for_its_loss() -> None:
     import torch
     from torch.nn.functional import cross_entropy
 
-    from calibration.execute.measured.holding import Holding
+    from calibration.devices.holding import Holding
 
     features, matrix = torch.randn(64, 8, dtype=torch.bfloat16), torch.randn(8, 4096, dtype=torch.bfloat16, requires_grad=True)
     with Holding() as holding:
