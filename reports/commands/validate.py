@@ -148,6 +148,8 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
 
     from calibration.published import published
     from calibration.published.comparison import compared
+    from calibration.published.components import components
+    from reports.tables import components as parts
     from reports.tables.published import as_csv, every_row, overview
     from topologies.documents.writing import write_whole
 
@@ -157,9 +159,14 @@ def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bo
     if as_json:
         echo(json.dumps([row.to_dict() for row in comparisons], indent=2))
     else:
+        sets = list(components(zip(asked, comparisons, strict=True)))
         if rows:
             show(every_row(comparisons))
+            if sets:
+                show(parts.every_set(sets))
         show(overview(comparisons))
+        if sets:
+            show(parts.overview(sets))
     if table is not None:
         write_whole(Path(table), as_csv(comparisons))
     if plot is not None:
