@@ -43,6 +43,15 @@ def test_a_checkpoint_has_every_state_once(plan: dict, parallel: bool) -> None:
     assert size.busiest_node <= size.total
 
 
+@pytest.mark.parametrize("parallel", [True, False])
+def test_frozen_layers_are_saved_without_states(parallel: bool) -> None:
+    asked = job({"data_parallel": "zero1", "freeze": {"layers": 2, "embedding": False}})
+    trained = asked.model.parameters - 2 * asked.model.layer_parameters(0)
+    size = checkpoint_size(asked, parallel)
+    assert size.total == pytest.approx(2 * asked.model.parameters + 12 * trained, rel=1e-9)
+    assert size.write.sum() == pytest.approx(size.total, rel=1e-9)
+
+
 def test_parallel_saves_spread_what_ranks_have_in_common() -> None:
     """DDP on four nodes: every GPU writes 1/32, or the first one everything."""
     every, first = (checkpoint_size(job({"data_parallel": "ddp"}), parallel) for parallel in (True, False))
