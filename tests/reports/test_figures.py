@@ -157,7 +157,7 @@ def test_staleness_is_cumulated_to_all_gradients() -> None:
     answers = {name: parameter_servers(job, prices_of(job), 8, name, 5, 0.2) for name in ("sync", "async")}
     right = staleness.draw(answers).axes[1]
     assert [line.get_ydata()[-1] for line in right.lines] == pytest.approx([100, 100])
-    assert right.lines[0].get_xdata()[1] == 0  # synchronous gradients miss nothing
+    assert right.lines[0].get_ydata()[1] == pytest.approx(100)  # synchronous gradients miss nothing
 
 
 def test_links_of_copies_to_the_host_are_loaded_too() -> None:
