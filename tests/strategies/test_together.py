@@ -82,6 +82,12 @@ def test_what_cannot_be_placed_is_refused(jobs: int, on: tuple[str, ...], messag
     assert message in str(error.value)
 
 
+def test_jobs_that_the_cluster_has_no_nodes_left_for_are_refused() -> None:
+    first = job(PLANS[0])
+    with pytest.raises(UserError, match=f"small needs {first.cluster.gpus} GPUs, and 0 of {first.cluster.gpus} are left"):
+        together([first, first], cluster=first.cluster)
+
+
 def test_jobs_that_are_not_played_side_by_side_are_refused() -> None:
     other = read_job(None, model=SMALL, cluster="dgx-a100", nodes=4, plan=PLANS[0])
     for second, message in (
