@@ -65,7 +65,8 @@ def export(name: str, job: Job) -> Export:
     except WriteError:
         raise
     except UserError as error:
-        raise UserError(f"{name} cannot run this plan: {error}") from None
+        said = str(error).replace(f"{folder}/", "")  # which is gone by now
+        raise UserError(f"{name} cannot run this plan: {said}") from None
     unexpressed = (*_differences(job.resolve(), theirs), *_of_model(job.model, settings), *_beside(script), *written.more)
     return Export(framework.file, written.text, written.launch, unexpressed)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from click.testing import CliRunner
 import shardyard
 from shardyard import read_job
 from strategies.frameworks.export import export
+from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -245,6 +247,15 @@ def test_a_plan_that_a_framework_would_refuse_is_refused() -> None:
     plan = {"tp": 2, "sequence_parallel": True, "cp": 4, "global_batch": 1, "sequence": 8192}
     with pytest.raises(UserError, match="deepspeed cannot run this plan: .*global_batch=1 is not a multiple"):
         export("deepspeed", read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=plan))
+
+
+def test_a_file_that_is_gone_is_not_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(file: Path) -> ReadSettings:
+        raise UserError(f"{file}: --num-layers 2.5: must be a whole number")
+
+    monkeypatch.setitem(frameworks._things, "megatron", replace(frameworks["megatron"], read=refuse))
+    with pytest.raises(UserError, match=r"^megatron cannot run this plan: [\w.-]+: --num-layers 2\.5: must be"):
+        export("megatron", read_job(EXAMPLES / "llama-3.1-70b.yaml"))
 
 
 SCRIPT = """
