@@ -157,7 +157,7 @@ class Prices:
         self.profile = profile
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
-        self._share, self._watts = _power_share(profile, gpu)
+        self._shares, self._watts = _power_shares(profile, gpu)
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
@@ -225,7 +225,7 @@ class Prices:
                 curve = curves[measured]
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
-            limit = min(1.0, curve.sustained * self._share * self._watts)
+            limit = min(1.0, curve.sustained * self._shares.get(dtype, 1.0) * self._watts)
             result = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
         return result
 
@@ -254,7 +254,8 @@ class Prices:
             curve = self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
-        slower = min(1.0, self._share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
+        share = self._shares.get(kernel.dtype, 1.0)
+        slower = min(1.0, share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
         peak = self._peak(kernel.dtype) * slower
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
@@ -298,18 +299,19 @@ def _has(profile: Profile) -> str:
     return f", only of {', '.join(profile.older)}" if profile.older else ""
 
 
-def _power_share(profile: Profile, gpu: Hardware) -> tuple[float, float]:
-    """(FLOPs per multiprocessor and clock, watts per multiprocessor) of the measured GPU over `gpu`'s, and of `gpu` over the
-    measured GPU's. 1 where either's limit is not known.
+def _power_shares(profile: Profile, gpu: Hardware) -> tuple[dict[str, float], float]:
+    """By dtype, FLOPs per multiprocessor and clock of the measured GPU over `gpu`'s; and watts per multiprocessor of `gpu` over the
+    measured GPU's. Nothing and 1 where either's limit is not known.
     """
     if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
-        return 1.0, 1.0
+        return {}, 1.0
     other = _catalogued(profile.gpu)
     same = [dtype for dtype in other.peak if dtype in gpu.peak]
     if not (other.power and other.sms and same):
-        return 1.0, 1.0
-    peaks = other.peak[same[-1]] / other.sms / (gpu.peak[same[-1]] / gpu.sms)
-    return float(peaks), float(gpu.power / gpu.sms / (other.power / other.sms))
+        return {}, 1.0
+    shares = {dtype: float(other.peak[dtype] / other.sms / (gpu.peak[dtype] / gpu.sms)) for dtype in same}
+    narrowest = shares[same[-1]]  # of a type that only this board has
+    return {dtype: shares.get(dtype, narrowest) for dtype in gpu.peak}, float(gpu.power / gpu.sms / (other.power / other.sms))
 
 
 _catalogued = lru_cache(load_gpu)

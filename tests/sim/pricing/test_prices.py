@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.pricing.kernel_curves import Product, Rates, gemm_clocks
-from sim.pricing.prices import Prices, _power_share
+from sim.pricing.prices import Prices, _power_shares
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
 from strategies.frameworks import kernel_set
@@ -276,10 +276,22 @@ def test_the_power_of_one_gpu_in_terms_of_the_measured_one() -> None:
     twice the rate and twice the power. 1 where either is not known.
     """
     profile, a100 = load_profile("a100"), load_gpu("a100-sxm-80gb")
-    assert _power_share(profile, a100) == (1.0, 1.0)
+    assert _power_shares(profile, a100) == (dict.fromkeys(a100.peak, 1.0), 1.0)
     half = a100.model_copy(update={"sms": 27, "peak": {dtype: rate / 2 for dtype, rate in a100.peak.items()}, "power": 200.0})
-    assert _power_share(profile, half) == pytest.approx((0.5, 2.0))
-    assert _power_share(profile, half.model_copy(update={"power": 0.0})) == (1.0, 1.0)
-    assert _power_share(profile, half.model_copy(update={"sms": 0})) == (1.0, 1.0)
-    assert _power_share(profile, half.model_copy(update={"peak": {"int8": 1e15}})) == (1.0, 1.0)
-    assert _power_share(profile.model_copy(update={"gpu": "another"}), half) == (1.0, 1.0)
+    shares, watts = _power_shares(profile, half)
+    assert (shares, watts) == (dict.fromkeys(half.peak, 0.5), 2.0)
+    assert _power_shares(profile, half.model_copy(update={"power": 0.0})) == ({}, 1.0)
+    assert _power_shares(profile, half.model_copy(update={"sms": 0})) == ({}, 1.0)
+    assert _power_shares(profile, half.model_copy(update={"peak": {"int8": 1e15}})) == ({}, 1.0)
+    assert _power_shares(profile.model_copy(update={"gpu": "another"}), half) == ({}, 1.0)
+
+
+def test_what_a_board_does_in_four_bits_slows_nothing_else() -> None:
+    """A GB300 has 1.5 times a GB200's rate in fp4 and the same in fp8, whose products take as long as without it."""
+    profile, gb300 = profile_for("gb300"), load_gpu("gb300")
+    without = gb300.model_copy(update={"peak": {dtype: rate for dtype, rate in gb300.peak.items() if dtype != "fp4"}})
+    size = 8192
+    product = Kernel("gemm", "", "forward", 2.0 * size**3, 4.0 * size**2, "fp8", (1, size, size, size))
+    attention = Kernel("attention_forward", "", "forward", 1e12, 1e8, "bf16", (1, 64, 8, size, size, 128, 1))
+    for kernel in (product, attention):
+        assert Prices(profile, gb300).seconds(kernel) == Prices(profile, without).seconds(kernel)
