@@ -300,7 +300,7 @@ def _has(profile: Profile) -> str:
 
 
 def _power_shares(profile: Profile, gpu: Hardware) -> tuple[dict[str, float], float]:
-    """By dtype, FLOPs per multiprocessor and clock of the measured GPU over `gpu`'s; and watts per multiprocessor of `gpu` over the
+    """By dtype, FLOPs per multiprocessor and clock of the measured GPU over `gpu`'s; watts per multiprocessor of `gpu` over the
     measured GPU's. Nothing and 1 where either's limit is not known.
     """
     if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
