@@ -14,9 +14,10 @@ from strategies.planner.uncertainty import NORMAL
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.legend import Legend
 
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK)
-_MARKS = "osD^vPX*<>"
+_MARKS = "osD^vPX*<>hd"
 
 
 @figure("published")
@@ -34,12 +35,13 @@ def published(rows: Sequence[Compared]) -> Figure:
 def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     predicted = [row for row in rows if row.error is not None]
     gpus = sorted({row.gpu for row in predicted})
-    for number, (source, group) in enumerate(sorted(grouped(predicted, "source").items())):
+    sources = dict(sorted(grouped(predicted, "source").items()))
+    for number, group in enumerate(sources.values()):
         for gpu in sorted({row.gpu for row in group}):
             these = [row for row in group if row.gpu == gpu]
             steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
-            colour, marker = _COLOURS[gpus.index(gpu) % len(_COLOURS)], _MARKS[number % len(_MARKS)]
-            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker, label=f"{source}, {gpu}")
+            colour, marker = _colour(gpus.index(gpu)), _MARKS[number % len(_MARKS)]
+            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker)
     every = [value for row in predicted for value in (row.step, row.predicted_step) if value]
     ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
@@ -50,7 +52,22 @@ def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     errors = Errors.of(predicted)
     off = f"off by {percent(errors.mean)} in the mean; " if errors else ""
     axes.set_title(f"Predicted against published step time: {off}grey: ±10 %")
-    axes.legend(fontsize=7)
+    marks = {source: (DARK, _MARKS[number % len(_MARKS)]) for number, source in enumerate(sources)}
+    axes.add_artist(_legend(axes, "source", marks, "upper left"))
+    axes.add_artist(_legend(axes, "GPU", {gpu: (_colour(number), "o") for number, gpu in enumerate(gpus)}, "lower right"))
+
+
+def _colour(number: int) -> str:
+    """Of the GPU or source with that number."""
+    return (*_COLOURS, GREY, "tab:brown", "tab:olive")[number % (len(_COLOURS) + 3)]
+
+
+def _legend(axes: Axes, title: str, entries: dict[str, tuple[str, str]], place: str) -> Legend:
+    """What a colour or a mark means, where no points are."""
+    from matplotlib.lines import Line2D
+
+    handles = [Line2D([], [], color=colour, marker=mark, ls="", ms=4, label=name) for name, (colour, mark) in entries.items()]
+    return axes.legend(handles=handles, title=title, title_fontsize=8, fontsize=7, loc=place)
 
 
 def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
@@ -72,7 +89,7 @@ def _calibration(axes: Axes, rows: Sequence[Compared]) -> None:
     for number, (source, group) in enumerate(sorted(grouped(rows, "source").items())):
         axes.plot(
             *zip(*stated_and_held(group), strict=True),
-            color=_COLOURS[number % len(_COLOURS)],
+            color=_colour(number),
             lw=1,
             marker=_MARKS[number % len(_MARKS)],
             ms=3,
