@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from calibration.published.comparison import Compared, Errors, grouped
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.legend import Legend
 
+Corner = Literal["upper left", "lower right"]
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK)
 _MARKS = "osD^vPX*<>hd"
 
@@ -62,7 +63,7 @@ def _colour(number: int) -> str:
     return (*_COLOURS, GREY, "tab:brown", "tab:olive")[number % (len(_COLOURS) + 3)]
 
 
-def _legend(axes: Axes, title: str, entries: dict[str, tuple[str, str]], place: str) -> Legend:
+def _legend(axes: Axes, title: str, entries: dict[str, tuple[str, str]], place: Corner) -> Legend:
     """What a colour or a mark means, where no points are."""
     from matplotlib.lines import Line2D
 
