@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from calibration.published import Row
+from calibration.published import DEFAULT, Row
 from calibration.published.comparison import Compared
 
 PARTS = ("layer", "rest of a microbatch", "once per layer", "once")
@@ -62,7 +62,8 @@ def _common(row: Row) -> str:
     model = {name: value for name, value in row.fields["model"].items() if name != "layers"}
     plan = {name: value for name, value in row.fields["plan"].items() if name not in ("global_batch", "accumulation")}
     fields = {"GPUs": row.gpus, **model, **plan}
-    different = {} if row.machine == "default" else {"machine": row.machine}
-    named = {} if row.model in (row.group, "default") else {"model": row.model}
-    texts = [value if isinstance(value, str) else json.dumps(value) for value in (fields | different | named).values()]
-    return " ".join(f"{name}={text}" for name, text in zip(fields | different | named, texts, strict=True))
+    if row.machine != DEFAULT:
+        fields["machine"] = row.machine
+    if row.model not in (row.group, DEFAULT):
+        fields["model"] = row.model
+    return " ".join(f"{name}={value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items())

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.legend import Legend
 
 Corner = Literal["upper left", "lower right"]
-_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK)
+_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK, GREY, "tab:brown", "tab:olive")
 _MARKS = "osD^vPX*<>hd"
 
 
@@ -35,14 +35,14 @@ def published(rows: Sequence[Compared]) -> Figure:
 
 def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     predicted = [row for row in rows if row.error is not None]
-    gpus = sorted({row.gpu for row in predicted})
+    colours = {gpu: _colour(number) for number, gpu in enumerate(sorted({row.gpu for row in predicted}))}
     sources = dict(sorted(grouped(predicted, "source").items()))
-    for number, group in enumerate(sources.values()):
+    marks = {source: _MARKS[number % len(_MARKS)] for number, source in enumerate(sources)}
+    for source, group in sources.items():
         for gpu in sorted({row.gpu for row in group}):
             these = [row for row in group if row.gpu == gpu]
             steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
-            colour, marker = _colour(gpus.index(gpu)), _MARKS[number % len(_MARKS)]
-            axes.scatter(*steps, s=18, color=colour, alpha=0.7, lw=0, marker=marker)
+            axes.scatter(*steps, s=18, color=colours[gpu], alpha=0.7, lw=0, marker=marks[source])
     every = [value for row in predicted for value in (row.step, row.predicted_step) if value]
     ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
     axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
@@ -53,14 +53,13 @@ def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
     errors = Errors.of(predicted)
     off = f"off by {percent(errors.mean)} in the mean; " if errors else ""
     axes.set_title(f"Predicted against published step time: {off}grey: ±10 %")
-    marks = {source: (DARK, _MARKS[number % len(_MARKS)]) for number, source in enumerate(sources)}
-    axes.add_artist(_legend(axes, "source", marks, "upper left"))
-    axes.add_artist(_legend(axes, "GPU", {gpu: (_colour(number), "o") for number, gpu in enumerate(gpus)}, "lower right"))
+    axes.add_artist(_legend(axes, "source", {source: (DARK, mark) for source, mark in marks.items()}, "upper left"))
+    axes.add_artist(_legend(axes, "GPU", {gpu: (colour, "o") for gpu, colour in colours.items()}, "lower right"))
 
 
 def _colour(number: int) -> str:
     """Of the GPU or source with that number."""
-    return (*_COLOURS, GREY, "tab:brown", "tab:olive")[number % (len(_COLOURS) + 3)]
+    return _COLOURS[number % len(_COLOURS)]
 
 
 def _legend(axes: Axes, title: str, entries: dict[str, tuple[str, str]], place: Corner) -> Legend:

@@ -155,7 +155,7 @@ def summarise(timeline: Timeline, total: bool = False) -> Summary:
     send together.
     """
     program, prices = timeline.program, timeline.op_costs.prices
-    variability, alike = _variability(timeline)
+    variability, alike = wait_for_slower(timeline)
     lost = variability.seconds * program.steps if variability else 0.0
     world, step = program.grid.world, (timeline.step + lost) / program.steps
     if not 0 < step < LONGEST:
@@ -213,8 +213,8 @@ def summarise(timeline: Timeline, total: bool = False) -> Summary:
     )
 
 
-def _variability(timeline: Timeline) -> tuple[GpuVariability | None, list[str]]:
-    """What a step waits for slower GPUs of one kind; a note where that cannot be said."""
+def wait_for_slower(timeline: Timeline) -> tuple[GpuVariability | None, list[str]]:
+    """What a step waits for slower GPUs of one kind, by `Timeline.variability`; a note where that cannot be said."""
     if not any(timeline.variability):
         return None, []
     try:

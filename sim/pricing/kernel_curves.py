@@ -176,9 +176,9 @@ def arithmetic_seconds(curve: GemmCurve, rates: Rates, product: Product, reached
 
     reached: bytes per second of the memory; every part writes an fp32 partial result that is read again, from the cache.
     """
-    (batch, m, n, k), sms = product.shape, rates.sms
+    (batch, m, n, k), sms, several = product.shape, rates.sms, product.several
     depth = k / product.aligned
-    tiles = [_Columns.of(curve.tiles)] if product.several else curve.tiles
+    tiles, least = ([_Columns.of(curve.tiles)], np.minimum) if several else (curve.tiles, min)
     best: Any = None
     for tile in tiles:
         step = 2 * tile.m * tile.n * sms / (rates.peak * curve.efficiency * tile.efficiency)  # one tile, one k
@@ -191,8 +191,8 @@ def arithmetic_seconds(curve: GemmCurve, rates: Rates, product: Product, reached
             seconds = (curve.wave * rounds + (1 - curve.wave) * least_waves) * step * (depth / parts + curve.depth)
             if parts > 1:
                 seconds = seconds + curve.split + parts * 8 * batch * m * n / (reached * curve.cached)
-            best = seconds if best is None else np.minimum(best, seconds) if product.several else min(best, seconds)
-    return best.min(axis=0) if product.several else best
+            best = seconds if best is None else least(best, seconds)
+    return best.min(axis=0) if several else best
 
 
 class _Columns(NamedTuple):

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from sim.analysis.link_load import link_kinds
+from sim.analysis.summary import wait_for_slower
 from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
 from sim.program import Block, Kernel
-from sim.replay.waiting import waiting
 from strategies.schedules import schedules
 from topologies.reading import UserError
 
@@ -180,13 +180,9 @@ class Play:
 
     def _step(self, timeline: Timeline) -> float:
         """Seconds of all that was played, with what it waits for slower GPUs where that is asked for and can be said."""
-        if not any(self._differ):
-            return timeline.step
         timeline.variability = self._differ
-        try:
-            return timeline.step + timeline.program.steps * waiting(timeline).seconds
-        except UserError:
-            return timeline.step
+        wait, _ = wait_for_slower(timeline)
+        return timeline.step + (timeline.program.steps * wait.seconds if wait else 0.0)
 
     def _total(self, steps: Sequence[float]) -> float:
         return self._scale * self._sum(steps)
