@@ -9,7 +9,6 @@ unless HTA_DISABLE_NS_ROUNDING=1 is in its environment.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -21,7 +20,7 @@ from sim.analysis.host_launches import host_launches
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Collective, Op, Send
 from sim.timeline import OpRow, Timeline, op_label
-from topologies.documents.writing import whole_file
+from topologies.documents.writing import whole_gzip
 
 Event = dict[str, Any]
 _FIRST_STREAM = 7  # PyTorch's compute stream in its own traces
@@ -55,7 +54,7 @@ def write_kineto(timeline: Timeline, folder: Path) -> list[Path]:
             separators=(",", ": "),  # HTA finds the rank by `"rank": `, with the space
         )
         path = folder / f"rank{actor.rank}.json.gz"
-        with whole_file(path) as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as out:
+        with whole_gzip(path) as out:
             out.write(text.encode())
         paths.append(path)
     return paths

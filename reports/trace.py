@@ -7,7 +7,6 @@ them overlap. Communication has PyTorch's names of arguments besides our own.
 
 from __future__ import annotations
 
-import gzip
 import json
 from collections.abc import Iterator
 from itertools import count
@@ -19,7 +18,7 @@ from sim.analysis.memory import ledger
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, HOST, MEMORY_KINDS, Block, Collective, Op, Send
 from sim.timeline import OpRow, Timeline, op_label
-from topologies.documents.writing import whole_file
+from topologies.documents.writing import whole_gzip
 
 _TICKS = 64  # per µs
 
@@ -29,7 +28,7 @@ Event = dict[str, Any]
 def write_trace(timeline: Timeline, path: Path) -> Path:
     """Write the trace; event by event, because timelines can be long. The same timeline gives the same bytes."""
     encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-    with whole_file(path) as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as out:
+    with whole_gzip(path) as out:
         out.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
         for number, event in enumerate(events(timeline)):
             out.write((",\n" if number else "").encode() + encode(event).encode())

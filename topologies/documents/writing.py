@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 from topologies.reading import UserError
 
@@ -43,6 +43,15 @@ def whole_file(path: Path) -> Iterator[BinaryIO]:
             part.replace(path)
     except OSError as error:
         raise WriteError(path, error.strerror or str(error)) from None
+
+
+@contextmanager
+def whole_gzip(path: Path) -> Iterator[BinaryIO]:
+    """As `whole_file`, packed; the same bytes give the same file, which tells no name and no time. Raises WriteError."""
+    import gzip
+
+    with whole_file(path) as file, gzip.GzipFile(filename="", mode="wb", fileobj=file, mtime=0) as packed:
+        yield cast(BinaryIO, packed)
 
 
 @contextmanager
