@@ -16,7 +16,7 @@ from calibration.fit.machine.profile import Fit
 from calibration.launch.place import RankError, available_cores, crowded, find_device, is_root
 from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
-from calibration.measure.layer_check import checks
+from calibration.measure.layer_check import CHECKED, FITTED, checks
 from calibration.request import NEEDED, Request, Result, check, check_parts, ranks_of
 from calibration.samples import Journal, Merged, Sample, merge
 from sim.pricing.prices import Profile
@@ -90,7 +90,8 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
         for sample in merged
         if sample.part == "copy"
     }
-    return Result(fitted, cluster, checks(merged, fitted.profile, cluster), files, copies)
+    shapes = CHECKED if fitted.profile.crowding else FITTED + CHECKED
+    return Result(fitted, cluster, checks(merged, fitted.profile, cluster, shapes), files, copies)
 
 
 def _base(head: dict[str, Any], cluster: Cluster) -> Profile:

@@ -9,7 +9,7 @@ from pathlib import Path
 from calibration.calibrate import fit, write_profile
 from calibration.fit.machine.kernels import error
 from calibration.fit.machine.links import fit_links, transports
-from calibration.fit.machine.profile import Fitted
+from calibration.fit.machine.parts import Fitted
 from calibration.fit.machine.tables import errors
 from calibration.fit.published_collectives.rows import Row
 from calibration.machine import known_gpu

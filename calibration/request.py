@@ -7,7 +7,7 @@ from pathlib import Path
 
 from calibration.devices import Kind
 from calibration.devices import device as compute_device
-from calibration.fit.machine.profile import Fitted
+from calibration.fit.machine.parts import Fitted
 from calibration.launch.place import available_cores, under_launcher
 from calibration.machine import another_gpu, catalogue_gpu
 from calibration.measure.layer_check import Check

@@ -92,6 +92,10 @@ class ComputeDevice(ABC):
         """Bytes of this process that are not tensors."""
 
     @abstractmethod
+    def touch(self, size: float) -> None:
+        """Have so many bytes mapped before anything is timed, where the first touch of memory is paid by whoever makes it."""
+
+    @abstractmethod
     def memory(self) -> Memory:
         """Follows what tensors take from entering, before the first one, to leaving."""
 

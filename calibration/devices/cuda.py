@@ -97,6 +97,9 @@ class CudaDevice(ComputeDevice):
         free, total = self._cuda.mem_get_info(self.index)
         return float(total - free - self._cuda.memory_reserved(self.index))
 
+    def touch(self, size: float) -> None:
+        """Nothing: its allocator maps memory once, in a warm-up."""
+
     def memory(self) -> Memory:
         """As the caching allocator counts it."""
         return CudaMemory(self._cuda, self.index)

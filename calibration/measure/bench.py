@@ -53,6 +53,7 @@ class Probe:
     run: Callable[[Bench], Reading]
     context: Literal["alone", "step"] = "alone"
     takes: float = 0.0  # bytes of device memory, besides ROOM
+    rounds: int = 10  # at most: of a quick look, what is dear and seldom used is measured once
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""Collectives: every operation, size and group, back to back and between pieces of compute as in a training step.
+"""Collectives: every operation, size and group, back to back and between pieces of a training step.
 
 Imports torch: import this module inside the function that needs it.
 
@@ -22,8 +22,10 @@ from torch import Tensor
 from calibration.launch.groups import new_group
 from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading, spread, trimmed
 from calibration.measure.grid import OFTEN, OPERATIONS, SMALL, Grid
+from calibration.measure.training import piece
 from topologies.reading import UserError
 
+USUAL = ("all_reduce", "all_gather", "reduce_scatter", "send")  # what training mostly does
 ROOTED = ("broadcast", "reduce", "gather", "scatter", "send")  # some ranks are done before the others have their data
 
 
@@ -90,6 +92,7 @@ def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
             if operation == "send" and group.size != 2:
                 continue
             sizes = [4 * group.size] if operation == "barrier" else [size for size in grid.sizes if 4 * size <= room]
+            sizes = sizes if operation in USUAL else sizes[::-1][:: grid.rare][::-1]
             for size in sizes:
                 whole = max(1, size // (4 * group.size)) * 4 * group.size  # bytes: a multiple of fp32 elements and members
                 case: dict[str, str | float] = {
@@ -106,6 +109,7 @@ def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
                             case,
                             _timed(operation, whole, group, often if context == "step" else 0, grid.side),
                             context,
+                            rounds=10 if operation in USUAL or grid.rare == 1 else 1,
                         )
                     )
     return result
@@ -122,7 +126,7 @@ def _timed(operation: str, size: int, group: Group, in_step: int, side: int) -> 
             raise UserError(f"{operation} of {size} bytes among {group.size} ranks: the result is wrong: nothing is priced by it")
         for tensor in result():
             tensor.zero_()
-        between = _compute(bench, side) if in_step else None
+        between = piece(bench, side) if in_step else None
         extra = bench.repetitions(between)[1] if between else 0.0
         count, _ = bench.repetitions(action, extra, in_step or LEAST)
         bench.barrier()
@@ -144,11 +148,6 @@ def _reading(table: np.ndarray[Any, Any], operation: str, in_step: bool, bench: 
         best = reading if best is None or reading.value > best.value else best
     assert best is not None
     return best
-
-
-def _compute(bench: Bench, side: int) -> Action:
-    left, right = (torch.randn(side, side, device=bench.device).to(bench.dtype) for _ in range(2))
-    return lambda: left @ right
 
 
 Prepared = tuple[Action, Callable[[], list[Tensor]], list[float]]

@@ -34,6 +34,7 @@ def probes(grid: Grid) -> list[Probe]:
     result += [_attention(shape, main, way) for shape in grid.attention for way in ("forward", "backward", "materialised")]
     result += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
     result += [_optimizer(name, variant, grid.parameters) for name in ("adam", "sgd") for variant in VARIANTS]
+    result += [_pass(name, grid.parameters) for name in PASSES]
     result += [Probe("launch", {"kind": kind}, run) for kind, run in (("operator", _launch), ("autograd", _autograd))]
     result += [Probe("launch", {"kind": kind}, run) for kind, run in CALLED.items()]
     return result + [Probe("copy", {"from": a, "to": b, "bytes": float(COPIED)}, _copy(a, b)) for a, b in WAYS]
@@ -204,16 +205,21 @@ def _memory(kind: str, count: int, dtype: str) -> Probe:
 
 VARIANTS = {"default": {}, "foreach": {"foreach": True}, "fused": {"fused": True}}
 STATES = {"adam": 2, "sgd": 0}  # numbers that the optimizer keeps per parameter
+WIDTH = 512  # features of the layers whose parameters are updated
+PASSES: dict[str, tuple[Callable[[list[Tensor], list[Tensor]], Any], float]] = {  # and the accesses to each number
+    "norm": (lambda tensors, _: torch._foreach_norm(tensors), 1),
+    "list copy": (lambda tensors, others: torch._foreach_copy_(tensors, others), 2),
+    "zeroing": (lambda tensors, _: torch._foreach_zero_(tensors), 1),
+}
 
 
 def _optimizer(name: str, variant: str, parameters: int) -> Probe:
     """An update of matrices of a transformer layer's proportions; traffic as the simulator counts it, in fp32."""
+    parameters = _whole(parameters)
     traffic = 4 * parameters * (1 + 2 * STATES[name] + 2)
 
     def run(bench: Bench) -> Reading:
-        width = max(8, int((parameters / 12) ** 0.5))
-        shapes = [(width, width)] * 4 + [(4 * width, width), (width, 4 * width)]
-        tensors = [nn.Parameter(torch.randn(*shape, device=bench.device)) for shape in shapes]
+        tensors = [nn.Parameter(tensor) for tensor in _layers(parameters, bench)]
         for tensor in tensors:
             tensor.grad = torch.randn_like(tensor)
         kind = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
@@ -221,6 +227,33 @@ def _optimizer(name: str, variant: str, parameters: int) -> Probe:
 
     case: dict[str, str | float] = {"kind": name, "variant": variant, "bytes": float(traffic)}
     return Probe("optimizer", case, run, takes=4.0 * parameters * (3 + STATES[name]))
+
+
+LAYER = 12 * WIDTH**2  # parameters of its matrices
+
+
+def _whole(parameters: int) -> int:
+    """Of whole layers."""
+    return -(-parameters // LAYER) * LAYER
+
+
+def _layers(parameters: int, bench: Bench) -> list[Tensor]:
+    """Matrices of transformer layers of WIDTH features with so many parameters in all."""
+    shapes = [(WIDTH, WIDTH)] * 4 + [(4 * WIDTH, WIDTH), (WIDTH, 4 * WIDTH)]
+    return [torch.randn(*shape, device=bench.device) for shape in shapes * (parameters // LAYER)]
+
+
+def _pass(name: str, parameters: int) -> Probe:
+    """A pass over all gradients, tensor by tensor, besides the update."""
+    action, accesses = PASSES[name]
+    parameters = _whole(parameters)
+
+    def run(bench: Bench) -> Reading:
+        tensors, others = _layers(parameters, bench), _layers(parameters, bench)
+        return bench.kernel(lambda: action(tensors, others))
+
+    case: dict[str, str | float] = {"kind": name, "variant": "list", "bytes": float(4 * parameters * accesses)}
+    return Probe("optimizer", case, run, takes=8.0 * parameters)
 
 
 def _launch(bench: Bench) -> Reading:

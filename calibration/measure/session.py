@@ -22,6 +22,7 @@ from calibration.samples import Key, Sample
 
 ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take
 FULL = 0.8  # of free memory that a case may take: larger ones are left out
+TOUCHED, LARGEST = 0.25, 2.0**30  # part of free memory, and bytes beyond those of one case in turn, that are mapped at first
 POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
@@ -35,13 +36,20 @@ def measure(place: Place, quick: bool, parts: Sequence[str], done: Sequence[tupl
     dist.broadcast_object_list(shared)
     session = _Session(bench, asked, shared[0])
     session.footprints(parts)
+    place.compute.touch(min(TOUCHED * place.compute.free(place.world), bench.room + LARGEST))
     probes = [probe for probe in _probes(bench, asked, largest) if probe.part in parts]
     session.pressed(parts)
-    session.tell({"cases": asked.rounds * len(probes), "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist()))})
+    session.tell(
+        {
+            "cases": sum(min(asked.rounds, probe.rounds) for probe in probes),
+            "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist())),
+        }
+    )
     for number in range(asked.rounds):
         session.settle()
         for probe in probes:
-            session.visit(probe, number)
+            if number < probe.rounds:
+                session.visit(probe, number)
     return sorted({str(host) for host in bench.host})
 
 

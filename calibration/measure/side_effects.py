@@ -11,15 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
+from calibration.execute.model import Transformer, tensor_parallel
 from calibration.launch.groups import new_group
 from calibration.measure.bench import Bench, Probe, Reading
 from calibration.measure.grid import Grid
+from calibration.measure.layer_check import model
 
 LAYERS = 8  # of the tiny module that wrappers are measured on
 WIDTHS = (32, 1024)  # of its layers: what a wrapper costs at all, and what it costs per byte
-WRAPPERS = ("ddp", "fsdp2", "dtensor")
+WRAPPERS = ("ddp", "fsdp2")
+NARROW, TOKENS, DEPTHS = 64, 16, (1, 3)  # features, tokens and layers of transformers that DTensor cuts for a group of one
+PER_LAYER = 4  # collectives that a layer makes, forward and backward
 
 
 def probes(grid: Grid, bench: Bench) -> list[Probe]:
@@ -27,8 +31,11 @@ def probes(grid: Grid, bench: Bench) -> list[Probe]:
     alone = bench.place.world == 1
     result = [Probe("overlap", {"kind": kind}, _overlap(kind, grid)) for kind in ("compute", "collective") if not alone]
     result += [
-        Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width)) for name in WRAPPERS for width in WIDTHS
+        Probe("wrapping", {"wrapper": name, "width": width}, _wrapping(name, width), rounds=1)
+        for name in WRAPPERS
+        for width in WIDTHS
     ]
+    result.append(Probe("wrapping", {"wrapper": "dtensor", "width": NARROW}, _tensor_parallel, rounds=1))
     return result + [
         Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if bench.place.compute.ordered
     ]
@@ -90,15 +97,7 @@ def _wrapping(name: str, width: int) -> Callable[[Bench], Reading]:
         net, collectives = _wrapped(name, wrapped, alone, bench)
         x = torch.randn(1, width, device=bench.device)
 
-        def step(of: nn.Module) -> Callable[[], None]:
-            def go() -> None:
-                of(x).sum().backward()
-                for parameter in of.parameters():
-                    parameter.grad = None
-
-            return go
-
-        pair = step(plain), step(net)
+        pair = _step(plain, x), _step(net, x)
         count = max(bench.repetitions(function)[0] for function in pair)
         count = int(np.clip(bench.gather([count]).max(), 10, 60))
         times = np.array([[_seconds(function, bench) for function in pair] for _ in range(count)])
@@ -137,20 +136,56 @@ def _wrapped(name: str, chain: nn.Sequential, alone: Any, bench: Bench) -> tuple
 
         size = next(chain.parameters()).numel() * 4
         return DistributedDataParallel(chain, process_group=alone, bucket_cap_mb=size / 2**20), LAYERS
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = _mesh(bench)
+    for layer in chain:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(chain, mesh=mesh)
+    return chain, 3 * LAYERS  # gathered forward and backward, reduce-scattered
+
+
+def _mesh(bench: Bench) -> Any:
     from torch.distributed.device_mesh import DeviceMesh
 
-    mesh = DeviceMesh.from_group(alone, bench.place.device, mesh=torch.tensor([bench.place.rank]), mesh_dim_names=("one",))
-    if name == "fsdp2":
-        from torch.distributed.fsdp import fully_shard
+    ranks = torch.tensor([bench.place.rank])
+    return DeviceMesh.from_group(_alone(bench), bench.place.device, mesh=ranks, mesh_dim_names=("one",))
 
-        for layer in chain:
-            fully_shard(layer, mesh=mesh)
-        fully_shard(chain, mesh=mesh)
-        return chain, 3 * LAYERS  # gathered forward and backward, reduce-scattered
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    plan: dict[str, Any] = {str(number): RowwiseParallel() if number % 2 else ColwiseParallel() for number in range(LAYERS)}
-    return parallelize_module(chain, mesh, plan), LAYERS  # a pair all-reduces once forward and once backward
+def _tensor_parallel(bench: Bench) -> Reading:
+    """Seconds of the host for each collective of tensor parallelism, besides the collective: DTensor's dispatch of a layer's
+    operators, as the difference of a transformer cut for a group of one, where it skips the collectives, and a plain one; and
+    what the functional collective costs that it would have called.
+    """
+    from torch.distributed._functional_collectives import all_reduce
+
+    x, group = torch.randn(1, TOKENS, NARROW, device=bench.device, requires_grad=True), _alone(bench)
+
+    def net(layers: int) -> Transformer:
+        return Transformer(model(NARROW, layers), TOKENS, embedding=False, head=False).to(bench.device)
+
+    plain, cut = [net(layers) for layers in DEPTHS], [tensor_parallel(net(layers), _mesh(bench)) for layers in DEPTHS]
+    steps = [_step(each, x) for each in (*plain, *cut)]
+
+    def called() -> None:
+        for _ in range(LAYERS):
+            all_reduce(x, "sum", group).view(-1)  # which waits
+
+    actions = (*steps, called)
+    count = int(np.clip(bench.gather([max(bench.repetitions(action)[0] for action in actions)]).max(), 10, 60))
+    times = np.median([[_seconds(action, bench) for action in actions] for _ in range(count)], axis=0)
+    layer = (times[3] - times[2] - times[1] + times[0]) / (DEPTHS[1] - DEPTHS[0])
+    both = bench.gather([max(0.0, float(layer)) / PER_LAYER + float(times[4]) / LAYERS])
+    return Reading(float(both.mean()), float(both.min()), 0.0, count)
+
+
+def _step(net: nn.Module, x: Tensor) -> Callable[[], None]:
+    def go() -> None:
+        net(x).sum().backward()
+        for parameter in net.parameters():
+            parameter.grad = None
+
+    return go
 
 
 def _reserve(bench: Bench) -> Reading:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from rich.console import RenderableType
 
-    from calibration.fit.machine.profile import Fitted
+    from calibration.fit.machine.parts import Fitted
     from calibration.fit.machine.tables import Point
     from calibration.request import Result
 
@@ -85,9 +85,13 @@ def accuracy(result: Result) -> RenderableType:
                 "" if out is None else percent(out),
                 f"{100 * worst:+.0f} %",
             )
-    lines = [
-        f"a transformer layer of {check.hidden} features, forward and backward (not fitted to): "
-        f"measured {seconds(check.measured)}, predicted {seconds(check.predicted)}, {signed(check.error)}"
+    lines = []
+    if crowded := result.fitted.profile.crowding:
+        times = "; ".join(f"{name} × {each.factor:.3f} and {seconds(each.product)} per product" for name, each in crowded.items())
+        lines.append(f"in a step the parts of a layer take longer than alone: {times}")
+    lines += [
+        f"a transformer layer of {check.hidden} features over {check.tokens} tokens, forward and backward (not fitted to): "
+        f"measured {seconds(sum(check.measured))}, predicted {seconds(sum(check.predicted))}, {signed(check.error)}"
         for check in result.layers
     ]
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]

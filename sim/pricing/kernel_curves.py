@@ -116,7 +116,7 @@ class MemoryCurve(Config):
     efficiency: Fraction  # of the specified memory bandwidth
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
-    fractions: dict[str, Fraction] = Field(default_factory=dict)  # by `Kernel.variant`, instead of the rates above
+    fractions: dict[str, Fraction] = Field(default_factory=dict)  # by `Kernel.variant` or label, instead of the rates above
     operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first
 
 

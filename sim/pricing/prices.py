@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, model_validator
@@ -72,8 +72,18 @@ _WIDTH = {
     "fp4": 0.5625,
 }  # bytes of an operand's element; of fp4 with scales
 SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
+FORWARD = ("forward", "recompute")  # phases of kernels of a forward pass
 _CLOSEST = {"fp4": "fp8"}  # whose tiles are alike: it stands in where a type was not measured
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
+
+
+class Crowding(Config):
+    """What kernels take longer in a training step than alone: other ranks and other kernels use caches and memory too, and there
+    are small operators around every product that no price covers.
+    """
+
+    factor: Annotated[float, Field(ge=0.1, le=10)] = 1.0
+    product: Seconds = 0.0  # more for each matrix product
 
 
 class Overhead(Config):
@@ -92,6 +102,7 @@ class Profile(Config):
     applies_to: tuple[str, ...] = ()  # catalogue names that it serves
     provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead
     gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
+    forward: dict[str, GemmCurve] = Field(default_factory=dict)  # the same of forward passes, where they were fitted apart
     attention: AttentionCurve
     older: dict[str, AttentionCurve] = Field(default_factory=dict)  # earlier fused kernels, by `Kernel.variant`
     memory: MemoryCurve
@@ -102,6 +113,7 @@ class Profile(Config):
     throttling: float = Field(POWER, ge=1e-3, le=10)  # a lower limit's clock falls as its watts to this power
     variability: float = Field(0.0, ge=0, le=1)  # standard deviation of the logarithm of kernels' seconds among GPUs of this kind
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
+    crowding: dict[Literal["forward", "backward"], Crowding] = Field(default_factory=dict)  # of the kernels of a pass
     slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
     collective_launch: Seconds  # software latency of one collective, protocol Simple
@@ -193,6 +205,13 @@ class Prices:
         return self._tables.get((operation, ranks, nodes))
 
     def _seconds(self, kernel: Kernel) -> float:
+        phase: Any = "forward" if kernel.phase in FORWARD else kernel.phase
+        crowding = self.profile.crowding.get(phase)
+        if crowding is None:
+            return self._alone(kernel)
+        return self._alone(kernel) * crowding.factor + (crowding.product if kernel.kind == "gemm" else 0.0)
+
+    def _alone(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":
             return self._gemm(kernel)
         if kernel.kind.startswith("attention"):
@@ -203,7 +222,7 @@ class Prices:
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)
         usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
-        efficiency = memory.fractions.get(kernel.variant, usual)
+        efficiency = memory.fractions.get(kernel.variant or kernel.label, usual)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
 
     def _peak(self, dtype: str) -> float:
@@ -237,6 +256,8 @@ class Prices:
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
         curve, peak, bandwidth = self._curve(kernel.dtype), self._peak(kernel.dtype), self.gpu.memory_bandwidth
+        if kernel.phase in FORWARD:
+            curve = self.profile.forward.get(kernel.dtype, curve)
         width = _WIDTH[kernel.dtype]
         stored = batch * max(width, 2) * m * n  # a result of 16 bits or more, written once
         operands = max(0.0, min(kernel.bytes - stored, batch * width * (m * k + k * n)))

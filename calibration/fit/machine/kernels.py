@@ -38,7 +38,6 @@ LEAST = 4  # shapes of a fit
 PHYSICS = ("sustained", "byte_energy", "aligned", "early")  # what is not fitted to bursts of single products
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
-CORE_TILES = ((1, 1), (8, 8), (32, 32))  # of a product on one core: rows and columns are filled up to these
 CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
 CORE_KEYS = 512  # a core leaves out whole blocks of so many keys (PyTorch: aten/src/ATen/native/cpu/FlashAttentionKernel.cpp)
 STREAMS = ("copy", "scale", "accumulate", "binary")  # each element by itself
@@ -91,7 +90,13 @@ def points(name: str, sizes: Array, seconds: Array, prices: Array, out: NDArray[
 
 
 def fit_gemm(
-    rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float, base: GemmCurve | None = None, throttling: float = POWER
+    rows: Sequence[Merged],
+    gpu: Hardware,
+    dtype: str,
+    launch: float,
+    base: GemmCurve | None = None,
+    throttling: float = POWER,
+    name: str = "",
 ) -> tuple[GemmCurve, list[Point]]:
     """The curve of products of one dtype, and its points by FLOPs.
 
@@ -108,23 +113,16 @@ def fit_gemm(
         free, limited = gemm_clocks(curve, rates, product, throttling)
         return np.asarray(launch + nearest(free, limited, seconds - launch) if gpu.sms else launch + limited)
 
-    def curve_of(values: Mapping[str, float], tile: tuple[int, int]) -> GemmCurve:
+    def curve_of(values: Mapping[str, float]) -> GemmCurve:
         if gpu.sms:
             return gemm_curve({**values, **kept_numbers})
-        single = Tile.model_construct(m=tile[0], n=tile[1], efficiency=1.0)
+        single = Tile.model_construct(m=1, n=1, efficiency=1.0)
         numbers: dict[str, Any] = dict(values)
         return GemmCurve.model_construct(tiles=(single,), wave=0.0, split=0.0, **numbers)
 
-    best: tuple[float, GemmCurve] | None = None
-    for tile in CORE_TILES if not gpu.sms else ((0, 0),):
-        bounds = dict(GEMM_BOUNDS) if gpu.sms else CORE_GEMM
-        values = search(lambda x, tile=tile: price(curve_of(x, tile)), bounds, seconds, out)  # type: ignore[misc]
-        curve = curve_of(values, tile)
-        cost = loss(price(curve)[~out], seconds[~out], np.ones(int((~out).sum())))
-        if best is None or cost < best[0]:
-            best = cost, curve
-    assert best is not None
-    return best[1], points(f"products {dtype}", 2 * batch * m * n * k, seconds, price(best[1]), out)
+    bounds = dict(GEMM_BOUNDS) if gpu.sms else CORE_GEMM
+    curve = curve_of(search(lambda values: price(curve_of(values)), bounds, seconds, out))
+    return curve, points(f"products {dtype}{name}", 2 * batch * m * n * k, seconds, price(curve), out)
 
 
 def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[AttentionCurve, list[Point]]:

@@ -3,77 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from calibration.fit.machine import kernels
+from calibration.fit.machine import kernels, overheads
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
-from calibration.fit.machine.provenance import measured_here, quality
+from calibration.fit.machine.parts import Fitted, Parts
+from calibration.fit.machine.provenance import quality
 from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
 from calibration.fit.published_kernels.products import sustained
 from calibration.samples import Merged
 from sim.pricing.kernel_curves import GemmCurve
-from sim.pricing.prices import Overhead, Profile
-from sim.pricing.transfers.measured_tables import Wrapping
-from topologies.cluster import Cluster
 
-STEADY = 0.01  # by which products may slow down that do not reach the power limit
-WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
-    "ddp": ("dp/all_reduce",),
-    "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
-    "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
+PASSES = {  # of strategies.lowering.optimizer_step -> what was measured
+    "gradient norm": "norm",
+    "gradients from buckets": "list copy",
+    "gradient copy": "list copy",
+    "parameter copy": "list copy",
+    "gradient zeroing": "zeroing",
 }
+STEADY = 0.01  # by which products may slow down that do not reach the power limit
 
 
-@dataclass
-class Fitted:
-    """A profile, the measurements it was made of beside its prices, and what a reader must know."""
-
-    profile: Profile
-    points: dict[str, list[Point]] = field(default_factory=dict)  # by part
-    alone: dict[str, list[tuple[float, float]]] = field(default_factory=dict)  # series -> (bytes, seconds) back to back
-    notes: list[str] = field(default_factory=list)
-
-
-class Fit:
+class Fit(Parts):
     """Builds a profile from `base`, part by part."""
-
-    def __init__(self, base: Profile, cluster: Cluster, head: Mapping[str, Any], merged: Sequence[Merged]) -> None:
-        self.cluster, self.gpu, self.head, self.merged = cluster, cluster.node.gpu, head, merged
-        self.change: dict[str, Any] = {}
-        self.provenance = dict(base.provenance)
-        self.base = base
-        self.result = Fitted(base)
-
-    def of(self, part: str) -> list[Merged]:
-        """Cases of a part."""
-        return [sample for sample in self.merged if sample.part == part]
-
-    def value(self, part: str, **case: Any) -> float | None:
-        """The one value of a case; None when it was not measured."""
-        values = [sample.value for sample in self.of(part) if case.items() <= sample.case.items()]
-        return values[0] if values else None
-
-    def note(
-        self,
-        part: str,
-        grid: str,
-        rule: str,
-        points: Sequence[Point] = (),
-        ranges: Mapping[str, Any] | None = None,
-        more: Mapping[str, float] | None = None,
-        transports: tuple[str, ...] = (),
-    ) -> None:
-        """Where the numbers of `part` come from."""
-        self.provenance[part] = measured_here(self.head, grid, rule, points, ranges or {}, more or {}, transports)
-        if points:
-            self.result.points[part] = [*self.result.points.get(part, []), *points]
 
     def all(self, name: str) -> Fitted:
         """Every part that there are samples of."""
         self.launch()
-        for step in (self.gemm, self.attention, self.memory, self.collectives, self.side_effects, self.footprint):
+        for step in (self.gemm, self.attention, self.memory, self.collectives):
             step()
+        for besides in (overheads.wrappers, overheads.footprint, overheads.crowding):
+            besides(self)
         disturbed = sum(sample.disturbed == sample.visits for sample in self.merged)
         if disturbed:
             share = disturbed / len(self.merged)
@@ -103,17 +63,24 @@ class Fit:
         """A curve per dtype."""
         compared: list[Point] = []
         curves: dict[Any, GemmCurve] = {}
+        forward: dict[str, GemmCurve] = {}  # a core's library reads weights as they lie, backward passes turn them
         every = self.of("gemm")
         for dtype in dict.fromkeys(str(sample.case["dtype"]) for sample in every):
             samples = [sample for sample in every if sample.case["dtype"] == dtype]
             if len(samples) < kernels.LEAST or dtype not in self.gpu.peak:
                 continue
-            known = self.base.gemm.get(dtype)
-            curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch, known, self.base.throttling)
+            ahead = [sample for sample in samples if sample.case.get("layout") == "forward"]
+            if not self.gpu.sms and kernels.LEAST <= len(ahead) <= len(samples) - kernels.LEAST:
+                forward[dtype], points = kernels.fit_gemm(ahead, self.gpu, dtype, self._launch, name=", forward")
+                compared += points
+                samples = [sample for sample in samples if sample not in ahead]
+            known, name = self.base.gemm.get(dtype), ", backward" if dtype in forward else ""
+            curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch, known, self.base.throttling, name)
             curves[dtype] = self._at_the_limit(curves[dtype], dtype)
             compared += points
         if not curves:
             return
+        self.change["forward"] = forward
         self.change["gemm"] = dict(self.base.gemm) | curves if self.gpu.sms else curves  # a GPU's fp8 stays as it was
         self._capped(curves, every)
         names = ("batch", "m", "n", "k")
@@ -188,17 +155,19 @@ class Fit:
             return
         curve, points = kernels.fit_memory(samples, self.gpu, self._launch)
         operators, more_points = kernels.operator_tables(samples, self._launch)
-        self.change["memory"] = curve.model_copy(update={"operators": operators})
+        passes = self._passes()
+        self.change["memory"] = curve.model_copy(
+            update={"operators": operators, "fractions": self.base.memory.fractions | passes}
+        )
         kinds, more = dict.fromkeys(str(sample.case["kind"]) for sample in samples), quality(samples)
         apart = kernels.error(more_points, True)
         more |= {"operators": apart} if apart is not None else {}
-        update = self.value("optimizer", kind="adam", variant="default")
+        update = self._fraction("adam", "fused")
         if update:
-            traffic = next(float(sample.case["bytes"]) for sample in self.of("optimizer") if sample.case["kind"] == "adam")
-            self.change["optimizer"] = min(1.0, traffic / update / self.gpu.memory_bandwidth)
+            self.change["optimizer"] = update
         self.note(
             "memory",
-            f"{', '.join(kinds)}, {len(samples)} sizes; torch.optim.Adam as it comes",
+            f"{', '.join(kinds)}, {len(samples)} sizes; torch.optim.Adam, fused; passes over all gradients",
             f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
             f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
             "to half of the sizes",
@@ -206,6 +175,17 @@ class Fit:
             {"bytes": kernels.columns(samples, "bytes")[0]},
             more,
         )
+
+    def _fraction(self, kind: str, variant: str) -> float | None:
+        """Of the memory bandwidth that an update or a pass over all gradients reaches; None when it was not measured."""
+        found = (o for o in self.of("optimizer") if o.case["kind"] == kind and o.case["variant"] == variant)
+        sample = next(found, None)
+        return sample and min(1.0, float(sample.case["bytes"]) / sample.value / self.gpu.memory_bandwidth)
+
+    def _passes(self) -> dict[str, float]:
+        """Of passes besides the update, by the name that the optimizer step has for each."""
+        measured = {name: self._fraction(kind, "list") for name, kind in PASSES.items()}
+        return {name: share for name, share in measured.items() if share}
 
     def collectives(self) -> None:
         """gloo: tables, and the formula where they end. NCCL: the formula."""
@@ -247,51 +227,3 @@ class Fit:
             more | quality(self.of("collective")),
             transports(measured, self.base, self.cluster),
         )
-
-    def side_effects(self) -> None:
-        """Launch, compute beside collectives, PyTorch's wrappers."""
-        slow, reverse = (self.value("overlap", kind=kind) for kind in ("compute", "collective"))
-        wrapping: dict[str, Wrapping] = {}
-        for wrapper, names in WRAPPED.items():
-            pairs = sorted((float(o.case["width"]), o.value) for o in self.of("wrapping") if o.case["wrapper"] == wrapper)
-            if pairs:
-                wrapping |= dict.fromkeys(names, _wrapping(pairs, copies=wrapper != "dtensor"))
-        self.change |= ({"slowdown": slow} if slow else {}) | ({"wrapping": wrapping} if wrapping else {})
-        if "launch" not in self.change:
-            return
-        beside = (
-            f"a collective beside compute takes {reverse:.3g} times as long, which is in `slowdown` already" if reverse else ""
-        )
-        self.note(
-            "launch",
-            "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
-            "around 8 tiny layers in a group of one",
-            f"seconds per operator; per collective of a wrapper. {beside}".strip(),
-        )
-
-    def footprint(self) -> None:
-        """Memory besides tensors."""
-        context, communicator, reserve = (self.value("footprint", kind=kind) for kind in ("context", "communicator", "reserve"))
-        if context is None:
-            return
-        old = self.base.overhead
-        overhead: dict[str, Any] = {
-            "context": round(context),
-            "communicator": round(communicator or 0.0),
-            "reserve": min(0.99, reserve or old.reserve),
-        }
-        self.change["overhead"] = Overhead.model_construct(**overhead)
-        where = "resident memory of a process" if self.head["device"] == "cpu" else "memory that the device lost"
-        self.note(
-            "overhead",
-            "one process before its tensors, and with a second communicator",
-            f"{where}; communicator: after three all-reduces",
-        )
-
-
-def _wrapping(pairs: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
-    """Fixed part and copying rate from a narrow and a wide layer (fp32)."""
-    (width, low), (_, high) = pairs[0], pairs[-1]
-    more = 4 * (pairs[-1][0] ** 2 - width**2)
-    rate = more / (high - low) if copies and more and high > low else float("inf")
-    return Wrapping.model_construct(fixed=low, rate=rate)

@@ -44,6 +44,7 @@ from topologies.reading import UserError
 
 TWICE = 2
 SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
+MUCH = 1e12  # bytes of a pass, so many that its rate is what counts
 Ids = NDArray[np.int64]
 
 
@@ -209,21 +210,25 @@ class _Bounding:
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
         """Seconds of the optimizer's passes over so many parameters, whose prices are linear in their bytes."""
-        nothing, much = (self.prices.seconds(Kernel("optimizer", "", "optimizer", 0.0, size, "fp32")) for size in (0.0, 1e12))
-        passes, update, zeroing = self._widths[members, 3:].T
-        result: Floats = nothing * passes + (much - nothing) * (update * updated + zeroing * zeroed) / 1e12
+        fixed, update, zeroing = self._widths[members, 3:].T
+        result: Floats = fixed + update * updated + zeroing * zeroed
         return result
+
+    def _pass(self, name: str, size: float) -> float:
+        """Seconds of one of the optimizer's passes."""
+        return self.prices.seconds(Kernel("optimizer", name, "optimizer", 0.0, size, "fp32"))
 
     @cached_property
     def _widths(self) -> Floats:
-        """Of each plan: bytes per parameter of weight, gradient and optimizer states; passes of an update, bytes that they move
-        per parameter that is updated, and per gradient that is set to zero.
+        """Of each plan: bytes per parameter of weight, gradient and optimizer states; seconds of an update of nothing, and more
+        for each parameter that is updated, and for each gradient that is set to zero.
         """
         rows = []
         for plan in self.plans.resolved:
-            passes, states = dict(passes_of(plan)), plan.bytes_that_stay.values()
-            zeroing = passes.get(ZEROING, 0)
-            rows.append((*states, len(passes), sum(passes.values()) - zeroing, zeroing))
+            fixed = {name: self._pass(name, 0.0) for name, _ in passes_of(plan)}
+            each = {name: moved * (self._pass(name, MUCH) - fixed[name]) / MUCH for name, moved in passes_of(plan)}
+            zeroing = each.pop(ZEROING, 0.0)
+            rows.append((*plan.bytes_that_stay.values(), sum(fixed.values()), sum(each.values()), zeroing))
         result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]
         return result
 
