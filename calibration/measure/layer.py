@@ -21,11 +21,14 @@ def probes() -> list[Probe]:
     """Models of few layers, in the precision that they are priced in."""
     return [
         Probe(
-            "layer", {"hidden": hidden, "tokens": tokens, "layers": count, "passes": passes}, _run(hidden, tokens, count, passes)
+            "layer",
+            {"hidden": hidden, "tokens": tokens, "layers": count, "passes": name},
+            _run(hidden, tokens, count, name),
+            rounds=2,
         )
         for hidden, tokens in FITTED + CHECKED
         for count in COUNTS
-        for passes in PASSES
+        for name in PASSES
     ]
 
 

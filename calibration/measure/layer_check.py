@@ -24,7 +24,7 @@ from strategies.plan.resolved import Resolved
 from topologies.cluster import Cluster
 
 BATCH, VOCABULARY = 2, 1024
-FITTED = ((256, 128), (512, 128), (512, 512))  # features and tokens
+FITTED = ((256, 128), (512, 64), (512, 256))  # features and tokens
 CHECKED = ((384, 256),)
 COUNTS = (1, 3)  # layers: the difference is two layers without embedding and head
 PASSES = ("forward", "backward")

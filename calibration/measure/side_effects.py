@@ -22,7 +22,7 @@ from calibration.measure.layer_check import model
 LAYERS = 8  # of the tiny module that wrappers are measured on
 WIDTHS = (32, 1024)  # of its layers: what a wrapper costs at all, and what it costs per byte
 WRAPPERS = ("ddp", "fsdp2")
-NARROW, TOKENS, DEPTHS = 64, 16, (1, 3)  # features, tokens and layers of transformers that DTensor cuts for a group of one
+CUT, DEPTHS = ((64, 16), (512, 256)), (1, 3)  # features and tokens, and layers, of transformers cut for a group of one
 PER_LAYER = 4  # collectives that a layer makes, forward and backward
 
 
@@ -35,7 +35,10 @@ def probes(grid: Grid, bench: Bench) -> list[Probe]:
         for name in WRAPPERS
         for width in WIDTHS
     ]
-    result.append(Probe("wrapping", {"wrapper": "dtensor", "width": NARROW}, _tensor_parallel, rounds=1))
+    result += [
+        Probe("wrapping", {"wrapper": "dtensor", "width": width, "tokens": tokens}, _tensor_parallel(width, tokens), rounds=1)
+        for width, tokens in CUT
+    ]
     return result + [
         Probe("footprint", {"kind": kind}, run) for kind, run in (("reserve", _reserve),) if bench.place.compute.ordered
     ]
@@ -152,31 +155,35 @@ def _mesh(bench: Bench) -> Any:
     return DeviceMesh.from_group(_alone(bench), bench.place.device, mesh=ranks, mesh_dim_names=("one",))
 
 
-def _tensor_parallel(bench: Bench) -> Reading:
-    """Seconds of the host for each collective of tensor parallelism, besides the collective: DTensor's dispatch of a layer's
-    operators, as the difference of a transformer cut for a group of one, where it skips the collectives, and a plain one; and
-    what the functional collective costs that it would have called.
+def _tensor_parallel(width: int, tokens: int) -> Callable[[Bench], Reading]:
+    """Seconds that tensor parallelism adds for each collective, besides the collective: DTensor's dispatch of a layer's operators
+    and its copies, as the difference of a transformer cut for a group of one, where it skips the collectives, and a plain one;
+    and what the functional collective costs that it would have called.
     """
-    from torch.distributed._functional_collectives import all_reduce
 
-    x, group = torch.randn(1, TOKENS, NARROW, device=bench.device, requires_grad=True), _alone(bench)
+    def run(bench: Bench) -> Reading:
+        from torch.distributed._functional_collectives import all_reduce
 
-    def net(layers: int) -> Transformer:
-        return Transformer(model(NARROW, layers), TOKENS, embedding=False, head=False).to(bench.device)
+        group = _alone(bench)
+        x = torch.randn(1, tokens, width, device=bench.device, requires_grad=True)
 
-    plain, cut = [net(layers) for layers in DEPTHS], [tensor_parallel(net(layers), _mesh(bench)) for layers in DEPTHS]
-    steps = [_step(each, x) for each in (*plain, *cut)]
+        def net(layers: int) -> Transformer:
+            return Transformer(model(width, layers), tokens, embedding=False, head=False).to(bench.device)
 
-    def called() -> None:
-        for _ in range(LAYERS):
-            all_reduce(x, "sum", group).view(-1)  # which waits
+        plain, cut = [net(layers) for layers in DEPTHS], [tensor_parallel(net(layers), _mesh(bench)) for layers in DEPTHS]
 
-    actions = (*steps, called)
-    count = int(np.clip(bench.gather([max(bench.repetitions(action)[0] for action in actions)]).max(), 10, 60))
-    times = np.median([[_seconds(action, bench) for action in actions] for _ in range(count)], axis=0)
-    layer = (times[3] - times[2] - times[1] + times[0]) / (DEPTHS[1] - DEPTHS[0])
-    both = bench.gather([max(0.0, float(layer)) / PER_LAYER + float(times[4]) / LAYERS])
-    return Reading(float(both.mean()), float(both.min()), 0.0, count)
+        def called() -> None:
+            for _ in range(LAYERS):
+                all_reduce(x.detach(), "sum", group).view(-1)  # which waits
+
+        actions = (*(_step(each, x) for each in (*plain, *cut)), called)
+        count = int(np.clip(bench.gather([max(bench.repetitions(action)[0] for action in actions)]).max(), 10, 30))
+        times = np.median([[_seconds(action, bench) for action in actions] for _ in range(count)], axis=0)
+        layer = (times[3] - times[2] - times[1] + times[0]) / (DEPTHS[1] - DEPTHS[0])
+        both = bench.gather([max(0.0, float(layer)) / PER_LAYER + float(times[4]) / LAYERS])
+        return Reading(float(both.mean()), float(both.min()), 0.0, count)
+
+    return run
 
 
 def _step(net: nn.Module, x: Tensor) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from typing import Any
 from calibration.fit.machine.parts import Parts
 from calibration.measure.layer_check import FITTED, checks
 from calibration.measure.layer_check import crowding as layers_crowding
+from calibration.samples import Case
 from sim.pricing.prices import Overhead
 from sim.pricing.transfers.measured_tables import Wrapping
 
@@ -23,9 +24,9 @@ def wrappers(fit: Parts) -> None:
     slow, reverse = (fit.value("overlap", kind=kind) for kind in ("compute", "collective"))
     wrapping: dict[str, Wrapping] = {}
     for wrapper, names in WRAPPED.items():
-        pairs = sorted((float(o.case["width"]), o.value) for o in fit.of("wrapping") if o.case["wrapper"] == wrapper)
+        pairs = sorted((_bytes(o.case), o.value) for o in fit.of("wrapping") if o.case["wrapper"] == wrapper)
         if pairs:
-            wrapping |= dict.fromkeys(names, _wrapping(pairs, copies=wrapper != "dtensor"))
+            wrapping |= dict.fromkeys(names, _wrapping(pairs))
     fit.change |= ({"slowdown": slow} if slow else {}) | ({"wrapping": wrapping} if wrapping else {})
     if "launch" not in fit.change:
         return
@@ -78,9 +79,14 @@ def footprint(fit: Parts) -> None:
     )
 
 
-def _wrapping(pairs: Sequence[tuple[float, float]], copies: bool) -> Wrapping:
-    """Fixed part and copying rate from a narrow and a wide layer (fp32)."""
-    (width, low), (_, high) = pairs[0], pairs[-1]
-    more = 4 * (pairs[-1][0] ** 2 - width**2)
-    rate = more / (high - low) if copies and more and high > low else float("inf")
+def _bytes(case: Case) -> float:
+    """Of a collective in fp32: a layer's matrix, or its activations."""
+    width = float(case["width"])
+    return 4 * width * float(case.get("tokens", width))
+
+
+def _wrapping(pairs: Sequence[tuple[float, float]]) -> Wrapping:
+    """Fixed part and copying rate from the bytes and seconds of a narrow and a wide layer."""
+    (small, low), (large, high) = pairs[0], pairs[-1]
+    rate = (large - small) / (high - low) if large > small and high > low else float("inf")
     return Wrapping.model_construct(fixed=low, rate=rate)
