@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from calibration.fit.machine import kernels as fit_kernels
+from calibration.fit.machine.kernels import error
 from calibration.fit.machine.profile import Fit
-from calibration.launch.place import RankError, available_cores, crowded, find_device, is_root
+from calibration.launch.place import RankError, available_cores, crowded, find_device, is_root, under_launcher
 from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
 from calibration.measure.layer_check import CHECKED, FITTED, checks
@@ -27,23 +29,56 @@ from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.documents.writing import write_whole
 from topologies.reading import UserError, build, parse_yaml
 
+POOR, AGAIN = 0.1, 2  # median error of what was kept out, beyond which a part is measured again; so often at most
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 Hear = Callable[[dict[str, Any]], None]
 
 
-def measure(request: Request, hear: Hear) -> tuple[dict[str, Any], list[Sample]] | None:
-    """The journal's head and all samples; None on ranks other than 0. hear: what the session tells. Raises UserError, and
-    KeyboardInterrupt when the user does; samples are kept.
+def calibrate(request: Request, hear: Hear) -> Result | None:
+    """Measure and fit; parts whose prices are off by more than POOR where they were kept out of the fit are measured again, AGAIN
+    times at most, and said to be poor if that does not help. None on ranks other than 0; raises as `measure` does.
+    """
+    measured = measure(request, hear)
+    if measured is None:
+        return None
+    result = fit(request, *measured)
+    for extra in range(1, AGAIN + 1):
+        poor = _poor(result)
+        if not poor or under_launcher():
+            break
+        said = ", ".join(f"{part} {error:.0%}" for part, error in poor.items())
+        hear({"note": f"kept out of the fit, prices are off by more than {POOR:.0%} ({said}): measured once more"})
+        measured = measure(replace(request, parts=tuple(poor)), hear, extra)
+        assert measured is not None
+        result = fit(request, *measured)
+    result.fitted.notes += [
+        f"{part}: prices are off by {error:.0%} where they were kept out of the fit: measure again when the machine is quiet"
+        + (", or without --quick" if request.quick else "")
+        for part, error in _poor(result).items()
+    ]
+    return result
+
+
+def _poor(result: Result) -> dict[str, float]:
+    """Parts that are fitted by a formula, and the median error of what was kept out, where that is more than POOR."""
+    found = {part: error(result.fitted.points.get(part, []), True) for part in ("gemm", "attention")}
+    return {part: value for part, value in found.items() if value is not None and value > POOR}
+
+
+def measure(request: Request, hear: Hear, extra: int = 0) -> tuple[dict[str, Any], list[Sample]] | None:
+    """The journal's head and all samples; None on ranks other than 0. hear: what the session tells; extra: rounds beyond those
+    of the grid. Raises UserError, and KeyboardInterrupt when the user does; samples are kept.
     """
     check(request)
     device = find_device()
     ranks = ranks_of(request, device)
-    check_parts(request, device, ranks)
+    if not extra:  # what is measured again is a part of what was allowed
+        check_parts(request, device, ranks)
     from calibration.measure.session import measure as session
 
     arguments: tuple[Any, ...] = (request.quick, request.parts)
     if not is_root():
-        launch(session, ranks, *arguments, [], request.largest, device=device)
+        launch(session, ranks, *arguments, [], request.largest, extra, device=device)
         return None
     head = describe(device, ranks) | {"quick": request.quick, "cores": len(available_cores())}
     journal = Journal(request.journal, head)
@@ -56,7 +91,7 @@ def measure(request: Request, hear: Hear) -> tuple[dict[str, Any], list[Sample]]
     if why := crowded(ranks, device):
         hear({"note": why})
     with _kept(journal):
-        launch(session, ranks, *arguments, sorted(journal.done(), key=repr), request.largest, device=device, hear=keep)
+        launch(session, ranks, *arguments, sorted(journal.done(), key=repr), request.largest, extra, device=device, hear=keep)
     return journal.head, journal.samples
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from statistics import median_low
 from typing import Any
 
+from calibration.drift import drift, drifted
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
 from calibration.launch.emulation import PROBE, Emulation, cluster, probe
@@ -14,6 +16,7 @@ from calibration.launch.place import Hear, need_torch, under_launcher
 from calibration.launch.ranks import launch
 from calibration.machine import elsewhere
 from sim.analysis.summary import Summary
+from sim.pricing.prices import Profile
 from strategies.job import Job
 from strategies.predict import predict, profile_of
 
@@ -45,6 +48,20 @@ class Validated:
     summary: Summary
     rows: tuple[Row, ...]
     launches: tuple[float, ...] = ()  # seconds per step in each
+    profile: Profile | None = None  # that was measured on this very machine
+
+    @cached_property
+    def drift(self) -> dict[str, float]:
+        """How much slower the machine's anchors are than when it was calibrated."""
+        return drift(self.profile, self.execution.anchors) if self.profile else {}
+
+    @cached_property
+    def corrected(self) -> Row | None:
+        """The step, predicted with prices that have drifted so."""
+        if not (self.profile and self.drift and self.execution.times):
+            return None
+        summary = predict(self.job, drifted(self.profile, self.drift))
+        return Row(self.job.name, "step", "", summary.step_seconds, self.execution.times["step"])
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
@@ -57,6 +74,8 @@ class Validated:
             "rows": rows,
             "execution": self.execution.to_dict(),
             "launches": list(self.launches),
+            "drift": self.drift,
+            "corrected": asdict(self.corrected) | {"error": self.corrected.error} if self.corrected else None,
         }
 
 
@@ -102,7 +121,8 @@ def _executed(
         profile = profile_of(jobs[at])
         notes = tuple(filter(None, (*said, *execution.notes, elsewhere(profile, execution.machine))))
         executions[at].append(replace(execution, notes=notes))
-        done[at] = _beside(jobs[at], executions[at], predicted[at])
+        own = None if nodes or elsewhere(profile, execution.machine) else profile
+        done[at] = _beside(jobs[at], executions[at], predicted[at], own)
         if hear:
             hear(message | {"done": sum(map(len, executions)), "validated": done[at]})
 
@@ -111,7 +131,8 @@ def _executed(
     return [done[at] for at in sorted(done)]
 
 
-def _beside(job: Job, executions: Sequence[Execution], summary: Summary) -> Validated:
+def _beside(job: Job, executions: Sequence[Execution], summary: Summary, profile: Profile | None) -> Validated:
+    """profile: of this very machine; None where jobs run in another place, or prices were measured on another."""
     steps = [execution.times["step"] if execution.times else 0.0 for execution in executions]
     execution = executions[steps.index(median_low(steps))]
     times = execution.times
@@ -123,4 +144,4 @@ def _beside(job: Job, executions: Sequence[Execution], summary: Summary) -> Vali
         # tensors alone: contexts and communicators are outside of what was measured
         most = max(memory.peak - memory.overhead for memory in summary.memory if memory.stage == stage)
         rows.append(Row(job.name, "memory", str(stage), most, peak))
-    return Validated(job, execution, summary, tuple(rows), tuple(steps) if times else ())
+    return Validated(job, execution, summary, tuple(rows), tuple(steps) if times else (), profile)

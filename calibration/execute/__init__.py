@@ -33,6 +33,7 @@ class Execution:
     operations: list[dict[str, Any]]  # of rank 0
     machine: dict[str, Any]  # where, with which versions, when
     notes: tuple[str, ...]
+    anchors: tuple[dict[str, float], ...] = ()  # of calibration/drift.py: seconds right before and after the timed steps
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
@@ -138,6 +139,7 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
         operations=first["operations"],
         machine=first["machine"],
         notes=tuple(filter(None, said)),
+        anchors=tuple(first["anchors"]),
     )
 
 

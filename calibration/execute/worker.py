@@ -22,6 +22,7 @@ from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from calibration.launch.place import Place, under_launcher
 from calibration.machine import describe
+from calibration.measure.anchors import read
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -83,13 +84,16 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
+    before = read(place) if seconds else {}
     times = asdict(measure(runner, seconds)) if seconds else None
+    anchors = [before, read(place)] if before else []
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     steps = setup.resolved.local_steps
     sent = [(axis_of(setup, moved), moved.operation, moved.sent / steps) for moved in counting.moved]
     return {
         "compared": asdict(compared),
         "times": times,
+        "anchors": anchors,
         "stage": setup.at["pp"],
         "memory": memory.peak,
         "volume": _volumes(setup, sent, {}),

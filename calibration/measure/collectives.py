@@ -83,6 +83,12 @@ def groups(bench: Bench) -> list[Group]:
     return result
 
 
+def everyone(bench: Bench) -> Group:
+    """All ranks, who meet in the group that they have already."""
+    ranks = tuple(range(bench.place.world))
+    return Group(ranks, len(set(bench.host.tolist())), None, bench.place.rank)
+
+
 def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
     """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
     result = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch.distributed as dist
@@ -26,11 +26,14 @@ TOUCHED, LARGEST = 0.25, 2.0**30  # part of free memory, and bytes beyond those 
 POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
-def measure(place: Place, quick: bool, parts: Sequence[str], done: Sequence[tuple[int, Key]], largest: float) -> list[str]:
+def measure(
+    place: Place, quick: bool, parts: Sequence[str], done: Sequence[tuple[int, Key]], largest: float, extra: int = 0
+) -> list[str]:
     """Measure; the machines' names are returned. done: visits to skip, rank 0's count. largest: bytes of a collective, 0: as
-    the memory allows. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
+    the memory allows. extra: rounds beyond the grid's. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
     """
     asked = grid(place.device, quick).within(place.compute.precisions())
+    asked = replace(asked, rounds=asked.rounds + extra)
     bench = Bench(place, asked.budget)
     shared: list[Any] = [set(done)]
     dist.broadcast_object_list(shared)

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 @timeout_option
 def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json: bool, **given: Any) -> None:
     """Measure this machine (or read logs) and fit a profile of prices. Under torchrun: all its ranks. Interrupted, it resumes."""
-    from calibration.calibrate import fit, measure
+    from calibration.calibrate import calibrate
     from calibration.from_logs import from_logs
 
     request = _request(given)
@@ -71,11 +71,11 @@ def command(logs: tuple[str, ...], print_launch: str | None, nodes: int, as_json
         return
     try:
         with _progress(as_json) as hear:
-            result = measure(request, hear)
+            result = calibrate(request, hear)
     except KeyboardInterrupt as error:
         end_interrupted(error, f"samples are kept in {request.journal}; the same command goes on from there")
     if result:
-        _answer(fit(request, *result), request, as_json)
+        _answer(result, request, as_json)
 
 
 def _launch(request: Request, how: str, nodes: int, words: list[str]) -> str:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.10  # of the measurement
 NOTES = 4  # about prices, on one screen
+SAID = {"layer": "a layer's forward pass", "all_reduce": "an all-reduce of 1 MiB"}  # of calibration.drift
 NOTABLE = 0.05  # of the time that a process waited for a core
 
 
@@ -120,6 +121,7 @@ def validation(every: Sequence[Validated]) -> RenderableType:
     if off:
         steps = f"median error {percent(median(error for error, _ in off))}, worst {percent(off[-1][0])} ({off[-1][1]})"
         lines.insert(0, f"step time: {steps}")
+        lines += _drift(every)
         lines.append(f"worst step: {worst(every)}")
     apart = [
         (max(validated.launches) / min(validated.launches) - 1, validated.job.name)
@@ -139,6 +141,25 @@ def validation(every: Sequence[Validated]) -> RenderableType:
         notes.append(f"foreign load all the time, so that measured steps are too long: {', '.join(disturbed)}")
     prices = (note for validated in every for note in validated.summary.notes)
     return Group(_table(every), Text(), *map(Text, lines), *_notes(notes, prices))
+
+
+def _drift(every: Sequence[Validated]) -> list[str]:
+    """By how much this machine is slower than when it was calibrated, and the errors of steps without that."""
+    from statistics import median
+
+    left = [abs(validated.corrected.error) for validated in every if validated.corrected]
+    if not left:
+        return []
+    names = dict.fromkeys(name for validated in every for name in validated.drift)
+    each = {name: [validated.drift[name] for validated in every if name in validated.drift] for name in names}
+    said = "; ".join(
+        f"{SAID.get(name, name)} × {median(factors):.2f} ({min(factors):.2f} to {max(factors):.2f})"
+        for name, factors in each.items()
+    )
+    return [
+        f"this machine since its calibration, measured beside each job: {said}; with prices that have drifted so: "
+        f"median error {percent(median(left))}, worst {percent(max(left))}"
+    ]
 
 
 def worst(every: Sequence[Validated]) -> str:
@@ -170,11 +191,13 @@ def worst(every: Sequence[Validated]) -> str:
 def _table(every: Sequence[Validated]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     several = len(every) > 1
-    for name in [*["job"] * several, "", "predicted", "measured", "error"]:
+    drifts = any(validated.corrected for validated in every)
+    for name in [*["job"] * several, "", "predicted", "measured", "error", *["without drift"] * drifts]:
         table.add_column(name, justify="right" if name not in ("", "job") else "left", header_style="dim", no_wrap=True)
     for validated in every:
         for number, row in enumerate(validated.rows):
-            table.add_row(*[validated.job.name if not number else ""] * several, *_cells(row))
+            without = signed(validated.corrected.error) if validated.corrected and row.what == "step" else ""
+            table.add_row(*[validated.job.name if not number else ""] * several, *_cells(row), *[without] * drifts)
     return table
 
 

@@ -114,6 +114,7 @@ class Profile(Config):
     variability: float = Field(0.0, ge=0, le=1)  # standard deviation of the logarithm of kernels' seconds among GPUs of this kind
     synchronous: bool = False  # the host waits for every kernel (a CPU): then `launch` is part of the kernel's time
     crowding: dict[Literal["forward", "backward"], Crowding] = Field(default_factory=dict)  # of the kernels of a pass
+    anchors: dict[str, Seconds] = Field(default_factory=dict)  # measured again beside executions: see calibration/drift.py
     slowdown: float = Field(1.0, ge=1, le=1e6)  # of compute while a collective runs on the same GPU
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
     collective_launch: Seconds  # software latency of one collective, protocol Simple

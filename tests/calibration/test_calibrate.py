@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import Result
 
+from calibration import calibrate
 from calibration.from_logs import from_logs
 from calibration.request import Request
+from calibration.samples import Sample, read_journal
 from sim.pricing.shipped import load_profile
 from tests.calibration.conftest import MODEL, call
 from topologies.reading import UserError
@@ -17,11 +20,15 @@ from topologies.reading import UserError
 
 @pytest.fixture(scope="module")
 def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """Two processes over gloo, the smallest collectives, products and memory."""
+    """Two processes over gloo, the smallest collectives, products and memory, one round of each and no second try."""
     pytest.importorskip("torch")
     path = tmp_path_factory.mktemp("calibrated") / "mine.yaml"
     parts = "gemm,memory,launch,collective,overlap,wrapping,footprint"
-    return path, call("calibrate", "--quick", "--ranks", "2", "--largest", "2KiB", "--parts", parts, "--output", str(path))
+    rounds = calibrate.measure
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(calibrate, "measure", lambda request, hear: rounds(request, hear, -2))
+        patched.setattr(calibrate, "POOR", 1e9)
+        return path, call("calibrate", "--quick", "--ranks", "2", "--largest", "2KiB", "--parts", parts, "--output", str(path))
 
 
 def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Result]) -> None:
@@ -66,6 +73,33 @@ def test_its_profile_and_machine_make_a_prediction(calibrated: tuple[Path, Resul
     answer = json.loads(result.output)
     assert answer["step_seconds"] > 0
     assert "mine" in answer["profile"]
+
+
+def test_what_is_fitted_badly_is_measured_again_and_said(
+    calibrated: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
+    asked = []
+
+    def measure(request: Request, hear: calibrate.Hear, extra: int = 0) -> tuple[dict[str, Any], list[Sample]]:
+        asked.append((request.parts, extra))
+        return head, samples
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    monkeypatch.setattr(calibrate, "POOR", -1.0)
+    heard: list[dict[str, Any]] = []
+    request = Request(tmp_path / "p.yaml", parts=("gemm", "memory"), quick=True)
+    result = calibrate.calibrate(request, heard.append)
+    assert result is not None
+    assert asked == [(("gemm", "memory"), 0), (("gemm",), 1), (("gemm",), 2)]
+    assert [message["note"][-21:] for message in heard] == ["%): measured once more"[-21:]] * 2
+    assert "gemm: prices are off by" in result.fitted.notes[-1]
+    assert result.fitted.notes[-1].endswith("measure again when the machine is quiet, or without --quick")
+    monkeypatch.setattr(calibrate, "POOR", 1e9)
+    again = calibrate.calibrate(request, heard.append)
+    assert again is not None
+    assert len(asked) == 4
+    assert not any("kept out" in note for note in again.fitted.notes)
 
 
 def test_samples_can_be_fitted_again(calibrated: tuple[Path, Result], tmp_path: Path) -> None:

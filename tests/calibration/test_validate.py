@@ -179,3 +179,19 @@ def test_of_several_launches_the_median_counts(validated, monkeypatch):
     assert [row.execution.times["step"] for row in done] == [0.5, 0.8]
     assert [message["done"] for message in messages] == [1, 2, 3, 4, 5, 6]
     assert "launches: 3 of each, of which the median counts; slowest over fastest +39" in printed(validation(done))
+
+
+def test_a_drift_of_the_machine_is_said_and_taken_out(validated):
+    """The anchors took 10 % and 40 % longer beside the second job than in the calibration."""
+    profile = load_profile("cpu-gloo").model_copy(update={"anchors": {"layer": 0.02, "all_reduce": 0.004}})
+    read = ({"layer": 0.021, "all_reduce": 0.005}, {"layer": 0.023, "all_reduce": 0.0062})
+    still, moved = validated
+    moved = replace(moved, execution=replace(moved.execution, anchors=read), profile=profile)
+    assert moved.drift == pytest.approx({"layer": 1.1, "all_reduce": 1.4})
+    plain = predict(ready(moved.job), profile).step_seconds
+    assert 1.09 * plain < moved.corrected.predicted < 1.4 * plain
+    assert moved.to_dict()["corrected"]["error"] == pytest.approx(moved.corrected.predicted / 0.5 - 1)
+    text = printed(validation([still, moved]))
+    assert "without drift" in text
+    assert "a layer's forward pass × 1.10 (1.10 to 1.10); an all-reduce of 1 MiB × 1.40 (1.40 to 1.40)" in text
+    assert "drift" not in printed(validation([still]))

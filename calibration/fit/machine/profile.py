@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibration.drift import anchors_of
 from calibration.fit.machine import kernels, overheads
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
 from calibration.fit.machine.parts import Fitted, Parts
@@ -41,6 +42,7 @@ class Fit(Parts):
                 f"{disturbed} of {len(self.merged)} cases ({share:.0%}) were measured while others used the machine: "
                 "measure again when it is quiet"
             )
+        self.change["anchors"] = anchors_of(self.merged, int(self.head["ranks"])) if not self.gpu.sms else {}
         update = self.change | {"name": name, "provenance": self.provenance, "gpu": self.gpu.name, "applies_to": ()}
         self.result.profile = self.base.model_copy(update=update)
         return self.result
