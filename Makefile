@@ -31,7 +31,7 @@ demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compa
 	@printf '\nopen out/llama-3.1-70b/report.html and out/demo/validation.png\n'
 
 test: check  ## style, types and tests
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 3
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .
