@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 CLOSE = 0.10  # of the measurement
 NOTES = 4  # about prices, on one screen
-SAID = {"layer": "a layer's forward pass", "all_reduce": "an all-reduce of 1 MiB"}  # of calibration.drift
+SAID = {"layer": "a layer's forward pass", "all_reduce": "an all-reduce of 16 MiB"}  # of calibration.drift
 NOTABLE = 0.05  # of the time that a process waited for a core
 
 

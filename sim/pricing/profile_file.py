@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, BeforeValidator
@@ -47,7 +47,9 @@ def described(config: BaseModel) -> dict[str, Any]:
 
 
 def _unit(field: FieldInfo) -> str:
-    parsers = [validator.func for validator in field.metadata if isinstance(validator, BeforeValidator)]
+    """Of a quantity, or of those that a mapping has."""
+    inside = [validator for part in get_args(field.annotation) for validator in getattr(part, "__metadata__", ())]
+    parsers = [validator.func for validator in (*field.metadata, *inside) if isinstance(validator, BeforeValidator)]
     return next((_UNITS[parser] for parser in parsers if parser in _UNITS), "")
 
 

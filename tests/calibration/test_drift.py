@@ -15,7 +15,7 @@ def sample(part, context, value, **case):
 
 def test_anchors_are_what_was_measured_of_them():
     layer = {"hidden": 512.0, "tokens": 256.0, "layers": 1.0, "passes": "forward"}
-    exchange = {"operation": "all_reduce", "bytes": 2.0**20, "ranks": 2.0, "nodes": 1.0}
+    exchange = {"operation": "all_reduce", "bytes": 2.0**24, "ranks": 2.0, "nodes": 1.0}
     rows = [
         sample("layer", "alone", 0.02, **layer),
         sample("layer", "alone", 0.05, **layer | {"passes": "backward"}),

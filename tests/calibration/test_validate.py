@@ -193,5 +193,5 @@ def test_a_drift_of_the_machine_is_said_and_taken_out(validated):
     assert moved.to_dict()["corrected"]["error"] == pytest.approx(moved.corrected.predicted / 0.5 - 1)
     text = printed(validation([still, moved]))
     assert "without drift" in text
-    assert "a layer's forward pass × 1.10 (1.10 to 1.10); an all-reduce of 1 MiB × 1.40 (1.40 to 1.40)" in text
+    assert "a layer's forward pass × 1.10 (1.10 to 1.10); an all-reduce of 16 MiB × 1.40 (1.40 to 1.40)" in text
     assert "drift" not in printed(validation([still]))

@@ -152,7 +152,9 @@ def wrong_sum(place, jobs, seconds):
 
 def test_a_wrong_result_is_an_error():
     """Ranks that never agree are not what one process computes."""
-    with pytest.raises(UserError, match=r"local sgd: executed, but the (loss|update|norm of gradients) differs by .* from one process"):
+    with pytest.raises(
+        UserError, match=r"local sgd: executed, but the (loss|update|norm of gradients) differs by .* from one process"
+    ):
         launch(wrong_sum, 2, [TWO["local sgd"]], 0.0)
 
 
