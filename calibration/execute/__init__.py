@@ -11,7 +11,7 @@ from typing import Any
 
 from calibration.devices import Kind
 from calibration.devices import device as compute_device
-from calibration.execute.limits import ready
+from calibration.execute.limits import ready, throttled
 from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import another_gpu
@@ -54,6 +54,9 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
     ranks = jobs[0].cluster.gpus
     if any(job.cluster.gpus != ranks for job in jobs):
         raise UserError("jobs that are executed together must have as many processes")
+    speeds = throttled(jobs[0])
+    if any(throttled(job) != speeds for job in jobs):
+        raise UserError("jobs that are executed together must have the same effects")
     need_torch()
     device = device_of(jobs[0])
     streamed = _room(jobs, device)
@@ -68,7 +71,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
         if hear:
             hear(message | {"execution": done[-1]})
 
-    launch(work, processes, jobs, seconds, streamed, device=device, hear=heard, nodes=nodes)
+    launch(work, processes, jobs, seconds, streamed, device=device, hear=heard, nodes=nodes, speeds=speeds)
     return done
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from calibration.launch.place import available_cores, under_launcher
+from calibration.launch.throttle import SLOWEST
+from sim.engine.effects.speed import Speed
 from strategies.job import Job
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
@@ -140,8 +142,7 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield "packing: documents of unequal lengths are simulated only"
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
-    if job.effects:
-        yield f"effects are simulated only, and this job has '{job.effects[0]}'"
+    yield from _of_effects(job)
     if model.dropout if plan.dropout is None else plan.dropout:
         yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
     if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
@@ -156,6 +157,29 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
+
+
+def throttled(job: Job) -> dict[int, float]:
+    """By rank, the part of its usual speed that its process is throttled to."""
+    result: dict[int, float] = {}
+    for effect in job.effects:
+        if isinstance(effect, Speed):
+            result |= {rank: effect.speed * result.get(rank, 1.0) for rank in effect.gpus(job.cluster.topology()).tolist()}
+    return result
+
+
+def _of_effects(job: Job) -> Iterator[str]:
+    """A core that is slower all the time is one that others compute on, too; nothing else can be made so here."""
+    for effect in job.effects:
+        if not isinstance(effect, Speed) or effect.start or effect.end is not None:
+            yield f"of effects only a speed all the time is, on this machine's cores, and this job has '{effect}'"
+    if job.effects and (job.cluster.node.gpu.sms or under_launcher()):
+        yield f"'{job.effects[0]}': only processes on this machine's cores are throttled"
+    if job.effects and job.resolve().grid.world > len(available_cores()):
+        yield f"'{job.effects[0]}': a process that is throttled needs a core of its own, and there are {len(available_cores())}"
+    for speed in throttled(job).values():
+        if speed < SLOWEST:
+            yield f"speed {speed:g} is less than the {SLOWEST:g} that a process is throttled to at most"
 
 
 def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:

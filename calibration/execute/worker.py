@@ -84,7 +84,7 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
-    before = read(place) if seconds else {}
+    before = read(place) if seconds and not job.effects else {}
     times = asdict(measure(runner, seconds)) if seconds else None
     anchors = [before, read(place)] if before else []
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}

@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
@@ -37,6 +37,7 @@ from calibration.launch.place import (
     uninterrupted,
     waited,
 )
+from calibration.launch.throttle import throttle
 from topologies.reading import UserError
 
 SILENCE = 5.0  # seconds until a rank that is stopped is told
@@ -48,11 +49,17 @@ _ENDED = "ended because another rank had failed"
 
 
 def run_locally(
-    work: Callable[..., Any], ranks: int, arguments: Sequence[Any], device: Kind, hear: Hear, nodes: Sequence[str] = ()
+    work: Callable[..., Any],
+    ranks: int,
+    arguments: Sequence[Any],
+    device: Kind,
+    hear: Hear,
+    nodes: Sequence[str],
+    speeds: Mapping[int, float],
 ) -> list[Any]:
     """See `calibration.launch.ranks.launch`."""
     with tempfile.TemporaryDirectory(prefix="shardyard-") as folder:
-        return LocalRanks(Path(folder), work, ranks, arguments, device, hear, nodes).run()
+        return LocalRanks(Path(folder), work, ranks, arguments, device, hear, nodes, speeds).run()
 
 
 class LocalRanks:
@@ -66,9 +73,11 @@ class LocalRanks:
         arguments: Sequence[Any],
         device: Kind,
         hear: Hear,
-        nodes: Sequence[str] = (),
+        nodes: Sequence[str],
+        speeds: Mapping[int, float],
     ) -> None:
-        self.folder, self.ranks, self.device, self.hear, self.nodes = folder, ranks, device, hear, nodes
+        self.folder, self.ranks, self.device, self.hear = folder, ranks, device, hear
+        self.nodes, self.speeds = nodes, speeds
         (folder / "task").write_bytes(pickle.dumps((work, tuple(arguments))))
         self.processes: list[subprocess.Popen[str]] = []
         self.listeners: list[threading.Thread] = []
@@ -127,7 +136,8 @@ class LocalRanks:
                 ),  # not in /tmp
             }
         )
-        place = [str(self.folder), self.device, ",".join(map(str, mine)), str(self.patience)]
+        speed = str(self.speeds.get(rank, 1.0))
+        place = [str(self.folder), self.device, ",".join(map(str, mine)), str(self.patience), speed]
         command = [sys.executable, "-m", "calibration.launch.local", *place]
         if self.nodes:  # it becomes the command: signals reach that
             command = ["ip", "netns", "exec", self.nodes[rank * len(self.nodes) // self.ranks], *command]
@@ -222,7 +232,7 @@ def _is_stopped(process: int) -> bool:
     return False
 
 
-def _main(folder: Path, device: Kind, cores: str) -> None:
+def _main(folder: Path, device: Kind, cores: str, speed: float) -> None:
     """One local rank."""
     threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
     rank = int(os.environ["RANK"])
@@ -234,6 +244,8 @@ def _main(folder: Path, device: Kind, cores: str) -> None:
     outcome: tuple[str, Any]
     try:
         prepare(place)
+        if speed < 1:
+            throttle(speed)
         join(place, f"file://{folder / 'meeting'}")
         work, arguments = pickle.loads((folder / "task").read_bytes())
         outcome = "result", work(place, *arguments)
@@ -257,4 +269,4 @@ def _end_with_parent(folder: Path) -> None:
 
 if __name__ == "__main__":
     with patience(float(sys.argv[4])):
-        _main(Path(sys.argv[1]), cast(Kind, sys.argv[2]), sys.argv[3])
+        _main(Path(sys.argv[1]), cast(Kind, sys.argv[2]), sys.argv[3], float(sys.argv[5]))

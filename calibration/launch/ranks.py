@@ -8,7 +8,8 @@ MASTER_ADDR and MASTER_PORT are read and nothing else, and only rank 0 gets the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from calibration.devices import Kind
@@ -23,14 +24,16 @@ def launch(
     device: Kind = "cpu",
     hear: Hear | None = None,
     nodes: Sequence[str] = (),
+    speeds: Mapping[int, float] = MappingProxyType({}),
 ) -> list[Any]:
     """What `work(place, *arguments)` returned on each rank; empty on ranks other than 0 under torchrun.
 
     `work` is a function of a module; arguments and results can be pickled. hear: called with what ranks tell.
-    nodes: network namespaces that local ranks are spread over in equal parts, see `calibration.launch.emulation`. Raises
+    nodes: network namespaces that local ranks are spread over in equal parts, see `calibration.launch.emulation`. speeds: parts
+    of their usual speed that ranks of this machine's cores are throttled to, see `calibration.launch.throttle`. Raises
     RankError with the first dead rank and its error line; on Ctrl-C ends all ranks and passes it on.
     """
     need_torch()
     if under_launcher():
         return run_as_rank(work, ranks, arguments, device, hear or (lambda _: None))
-    return run_locally(work, ranks, arguments, device, hear or (lambda _: None), nodes)
+    return run_locally(work, ranks, arguments, device, hear or (lambda _: None), nodes, speeds)

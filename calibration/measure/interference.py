@@ -12,12 +12,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from calibration.launch.throttle import spent
+
 LIMIT = 0.05  # of all cores' time: more disturbs a measurement
 
 
 @dataclass(frozen=True)
 class Moment:
-    """Clocks in seconds: wall, this process on cores, waiting for a core, and all cores busy or stolen."""
+    """Clocks in seconds: wall, this process (and what throttles it) on cores, waiting for a core, all cores busy or stolen."""
 
     wall: float
     own: float
@@ -28,7 +30,7 @@ class Moment:
     def now(cls) -> Moment:
         """Read all clocks."""
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        return cls(time.perf_counter(), usage.ru_utime + usage.ru_stime, _waited(), busy())
+        return cls(time.perf_counter(), usage.ru_utime + usage.ru_stime + spent(), _waited(), busy())
 
     def __sub__(self, other: Moment) -> Moment:
         return Moment(self.wall - other.wall, self.own - other.own, self.waited - other.waited, self.busy - other.busy)
