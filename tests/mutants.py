@@ -1,12 +1,13 @@
 """Mutation testing: small wrong changes of sim/ and strategies/, and whether a test notices (`make mutants`).
 
 A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The kept answers (KEPT)
-run once with coverage, which says which of them reach a line. Each of a random sample of mutants meets these, the quickest first,
-until one fails or SECONDS of them have passed; then the test files of its own folder and those that import its module, its
-namesake first, for NEAR. A mutant that passes survives: a test is missing, or the change means nothing. (Of what is cached in
-a process only the first test counts as one that reaches it: the whole suite may kill a survivor.) Works in copies of the checkout
-under out/mutants. Exit code 1 when less than 90 % are killed. tests/data/equivalent_mutants.yaml lists mutants that change no
-answer, each with the reason: they are not drawn.
+run once, traced, which says which of them call a function. Each of a random sample of mutants meets, until a test fails or its
+CPU seconds are spent: the test file of its namesake, the quickest kept answers that call its function (SECONDS of them), the test
+files that import its module and those of its folder. A mutant that passes survives: a test is missing, or it means nothing.
+(Of what is cached in a process only the first test counts as one that calls it: the whole suite may kill a survivor.) Time is CPU
+time, so that a busy machine changes no judgement: a test that takes LOOPS seconds of it waits forever, which kills; what waits
+longer without computing is unclear and not counted. Works in copies of the checkout under out/mutants. Exit code 1 when less than
+90 % are killed. tests/data/equivalent_mutants.yaml lists mutants that change no answer, each with the reason: they are not drawn.
 """
 
 from __future__ import annotations
@@ -14,24 +15,26 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import json
 import os
 import random
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing import get_context
 from pathlib import Path
 from queue import Queue
-from signal import SIGKILL
-from time import monotonic
-from xml.etree import ElementTree
+from signal import ITIMER_PROF, SIGKILL, setitimer
+from time import monotonic, process_time
+from types import CodeType, FrameType
+from typing import Any
 
+import pytest
 import yaml
-from coverage import CoverageData
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "mutants"
@@ -39,22 +42,11 @@ MUTATED = ("sim", "strategies")
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.yaml"
 WANTED = 0.9  # part of the mutants that tests must kill
 KEPT = "tests/results", "tests/test_answers.py", "tests/test_programs.py", "tests/test_refusals.py"
-SECONDS = 90.0  # of kept answers, by their usual time, that a mutant must pass to survive
-NEAR = 180.0  # and of other tests
+SECONDS = 40.0  # of kept answers, by their usual time, that a mutant meets
+LOOPS = 60.0  # of CPU that no test takes without a mutant
 FORKS = get_context("forkserver")
-LIBRARIES = [
-    "numpy",
-    "pandas",
-    "pydantic",
-    "pytest",
-    "hypothesis",
-    "simpy",
-    "scipy.optimize",
-    "matplotlib",
-    "yaml",
-    "_pytest.fixtures",
-]
-SLOWER, START = 5.0, 60.0  # tests that take SLOWER times as long as usual, and START seconds, are taken to wait forever
+LIBRARIES = "numpy pandas pydantic pytest hypothesis simpy scipy.optimize matplotlib yaml _pytest.fixtures".split()
+UNCLEAR = -SIGKILL
 
 SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub,
@@ -162,19 +154,59 @@ def copy_of_checkout(folder: Path) -> Path:
     return folder
 
 
-def pytest(folder: Path, *arguments: str, seconds: float | None = None) -> int:
-    """Exit status of a pytest run in a copy of the checkout; 0 is all passed. Raises TimeoutError."""
-    running = FORKS.Process(target=_pytest, args=(folder, arguments, OUT / f"{folder.name}.log"))
+class Watch:
+    """A pytest plugin: which functions of the checkout a test calls, and its CPU time; it ends tests that loop, and long runs."""
+
+    def __init__(self, budget: float, record: Path | None) -> None:
+        """budget: CPU seconds of all tests. record: a file for what each test calls, JSON; None: not traced."""
+        self._budget, self._record = budget, record
+        self._called = set[CodeType]()
+        self.tests: dict[str, tuple[float, list[tuple[str, int, int]]]] = {}
+
+    def _trace(self, frame: FrameType, event: str, argument: Any) -> None:
+        self._called.add(frame.f_code)
+
+    @pytest.hookimpl(hookwrapper=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None]:
+        """Run one test, its fixtures included."""
+        if process_time() > self._budget:
+            pytest.exit("no time left", returncode=0)
+        setitimer(ITIMER_PROF, LOOPS if self._record is None else 0)
+        self._called.clear()
+        start = process_time()
+        if self._record:
+            sys.settrace(self._trace)
+        yield
+        sys.settrace(None)
+        self.tests[item.nodeid] = process_time() - start, list(_places(self._called))
+
+    def pytest_sessionfinish(self) -> None:
+        """Write what was recorded."""
+        setitimer(ITIMER_PROF, 0)
+        if self._record:
+            self._record.write_text(json.dumps(self.tests))
+
+
+def _places(codes: set[CodeType]) -> Iterator[tuple[str, int, int]]:
+    """File, first and last line of each function of MUTATED in the current folder."""
+    folder = f"{Path.cwd()}/"
+    for code in codes:
+        if code.co_filename.startswith(folder) and (path := code.co_filename.removeprefix(folder)).startswith(MUTATED):
+            yield path, code.co_firstlineno, max(line or 0 for *_, line in code.co_lines())
+
+
+def run(folder: Path, tests: Sequence[str], log: Path, budget: float, record: Path | None = None) -> int:
+    """Exit status of a pytest run in a copy of the checkout: 0 is all passed, −SIGPROF loops, UNCLEAR waits."""
+    running = FORKS.Process(target=_pytest, args=(folder, tests, log, budget, record))
     running.start()
-    running.join(seconds)
+    running.join(10 * budget)
     if running.exitcode is None:
         os.killpg(running.pid or 0, SIGKILL)  # with the processes that tests have started
         running.join()
-        raise TimeoutError
-    return running.exitcode
+    return UNCLEAR if running.exitcode is None else running.exitcode
 
 
-def _pytest(folder: Path, arguments: tuple[str, ...], log: Path) -> None:
+def _pytest(folder: Path, tests: Sequence[str], log: Path, budget: float, record: Path | None) -> None:
     """In a fork of a process that has the libraries, but nothing of the checkout."""
     os.setsid()
     with log.open("wb") as output:
@@ -183,21 +215,30 @@ def _pytest(folder: Path, arguments: tuple[str, ...], log: Path) -> None:
     os.chdir(folder)
     os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
     sys.path.insert(0, str(folder))
-    import pytest
-
-    sys.exit(int(pytest.main(["-q", "-p", "no:cacheprovider", *arguments])))
+    options = ["-q", "-x", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    sys.exit(int(pytest.main([*options, *tests], plugins=[Watch(budget, record)])))
 
 
 @dataclass(frozen=True)
 class Reach:
-    """Which tests reach each line, and how long they take."""
+    """Which tests call a function (first and last line) of a file, and how long they take."""
 
-    tests: dict[str, dict[int, list[str]]]
-    seconds: dict[str, float]
+    tests: dict[str, dict[tuple[int, int], set[str]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def add(self, test: str, seconds: float, places: Sequence[Sequence[Any]]) -> None:
+        """What `Watch` recorded of a test."""
+        self.seconds[test] = seconds
+        for path, first, last in places:
+            self.tests.setdefault(path, {}).setdefault((first, last), set()).add(test)
 
     def of(self, mutant: Mutant) -> list[str]:
-        """Tests that reach the mutant's line, the quickest first, SECONDS of them; one at least."""
-        reaching = {test for test in self.tests.get(mutant.path, {}).get(mutant.line, []) if test in self.seconds}
+        """Tests that call the innermost function around the mutant, the quickest first, SECONDS of them; one at least."""
+        around = [(last - first, first) for first, last in self.tests.get(mutant.path, {}) if first <= mutant.line <= last]
+        if not around:
+            return []
+        length, first = min(around)
+        reaching = self.tests[mutant.path][first, first + length]
         total, chosen = 0.0, list[str]()
         for test in sorted(reaching, key=lambda test: (self.seconds[test], test)):
             total += self.seconds[test]
@@ -224,57 +265,41 @@ def near(mutant: Mutant) -> list[str]:
 
 
 def reach() -> Reach:
-    """Run the kept answers with coverage, unless they were run for the same files."""
+    """Run the kept answers, traced, unless they were run for the same files."""
     files = [path for name in (*MUTATED, *KEPT) for path in sorted((ROOT / name).rglob("*.py")) or [ROOT / name]]
     files += sorted((ROOT / "tests" / "data").glob("*.json*"))
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
-    covered, times = OUT / f"{digest}.coverage", OUT / f"{digest}.xml"
-    if not covered.exists() or not times.exists():
-        print("the kept answers with coverage …", flush=True)
-        folder = copy_of_checkout(OUT / "covered")
-        cov = [f"--cov={name}" for name in MUTATED]
-        if pytest(folder, "-n", "2", *cov, "--cov-context=test", "--cov-report=", f"--junitxml={times}", *KEPT):
-            sys.exit(f"they fail without a mutant: see {OUT / 'covered.log'}")
-        (folder / ".coverage").replace(covered)
-    data = CoverageData(str(covered))
-    data.read()
-    tests: dict[str, dict[int, list[str]]] = {}
-    for measured in data.measured_files():
-        lines = data.contexts_by_lineno(measured)
-        name = Path(measured).relative_to(OUT / "covered").as_posix()
-        tests[name] = {line: [context.partition("|")[0] for context in contexts] for line, contexts in lines.items()}
-    seconds: dict[str, float] = {}
-    for case in ElementTree.parse(times).iter("testcase"):
-        *path, module = case.get("classname", "").split(".")
-        seconds["/".join((*path, f"{module}.py")) + "::" + case.get("name", "")] = float(case.get("time", 0))
-    return Reach(tests, seconds)
+    records = {name: OUT / f"{digest}-{Path(name).stem}.json" for name in KEPT}
+    missing = [name for name, record in records.items() if not record.exists()]
+    if missing:
+        print("the kept answers, traced …", flush=True)
+        folder = copy_of_checkout(OUT / "traced")
+        with ThreadPoolExecutor(2) as pool:
+            logs = {name: records[name].with_suffix(".log") for name in missing}
+            for status, name in zip(
+                pool.map(lambda name: run(folder, [name], logs[name], 3600, records[name]), missing), missing, strict=True
+            ):
+                if status:
+                    records[name].unlink(missing_ok=True)
+                    sys.exit(f"{name} fails without a mutant: see {logs[name]}")
+    result = Reach()
+    for record in records.values():
+        for test, (seconds, places) in json.loads(record.read_text()).items():
+            result.add(test, seconds, places)
+    return result
 
 
-def survives(mutant: Mutant, tests: list[str], reached: Reach, folder: Path) -> bool:
-    """Whether `tests`, and those near it, pass with the mutant in a copy of the checkout, which is as before afterwards."""
-    path = folder / mutant.path
-    source = path.read_bytes()
-    arguments = OUT / f"{folder.name}.tests"
-    arguments.write_text("\n".join(tests))
+def judge(mutant: Mutant, reached: Reach, folder: Path, budget: float) -> str:
+    """What tests say of a mutant in a copy of the checkout, which is as before afterwards: killed, survives, or unclear."""
+    path, arguments = folder / mutant.path, OUT / f"{folder.name}.tests"
+    source, (namesake, *others) = path.read_bytes(), near(mutant) or [""]
+    arguments.write_text("\n".join(filter(None, (namesake, *reached.of(mutant), *others))))
     try:
         path.write_bytes(source[: mutant.start] + mutant.after.encode() + source[mutant.end :])
-        if tests and not passes(folder, f"@{arguments}", seconds=START + SLOWER * sum(reached.seconds[test] for test in tests)):
-            return False
-        others = near(mutant)
-        try:
-            return not others or pytest(folder, "-x", *others, seconds=NEAR) == 0
-        except TimeoutError:  # there are more of them than there is time for
-            return True
+        status = run(folder, [f"@{arguments}"], OUT / f"{folder.name}.log", budget)
     finally:
         path.write_bytes(source)
-
-
-def passes(folder: Path, *arguments: str, seconds: float) -> bool:
-    """Whether tests pass, in time: what takes so much longer than usual waits forever."""
-    try:
-        return pytest(folder, "-x", *arguments, seconds=seconds) == 0
-    except TimeoutError:
-        return False
+    return {0: "survives", UNCLEAR: "unclear"}.get(status, "killed")
 
 
 def everything() -> list[Mutant]:
@@ -292,6 +317,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=100, help="mutants drawn")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=100.0, help="CPU seconds of tests that a mutant meets")
     parser.add_argument("--minutes", type=float, default=60.0, help="no mutant begins later")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--only", default="", help="files whose path begins with this, such as sim/engine/player.py")
@@ -303,29 +329,39 @@ def main() -> int:
     drawn = random.Random(options.seed).sample(everyone, min(options.count, len(everyone)))
     folders: Queue[Path] = Queue()
     for number in range(options.workers):
-        folders.put(copy_of_checkout(OUT / f"worker-{number}"))
+        folders.put(copy_of_checkout(OUT / f"worker-{os.getpid()}-{number}"))
     until = monotonic() + 60 * options.minutes
 
     def judged(mutant: Mutant) -> str | None:
         if monotonic() > until:
             return None
-        tests, folder = reached.of(mutant), folders.get()
+        folder = folders.get()
         try:
-            lives = survives(mutant, tests, reached, folder)
+            how = judge(mutant, reached, folder, options.seconds)
         finally:
             folders.put(folder)
-        how = "survives" if lives else "killed"
-        print(f"{how:8} {mutant}  (reached by {len(tests)} kept answers)", flush=True)
+        print(f"{how:8} {mutant}", flush=True)
         return how
 
     with ThreadPoolExecutor(options.workers) as pool:
         judgements = [(mutant, how) for mutant, how in zip(drawn, pool.map(judged, drawn), strict=True) if how]
-    killed = sum(how == "killed" for _, how in judgements)
-    print(f"\n{killed} of {len(judgements)} mutants killed, of {len(everyone)} that there are; these survive:")
+    while not folders.empty():
+        shutil.rmtree(folders.get())
+    killed, clear = (sum(how in which for _, how in judgements) for which in (["killed"], ["killed", "survives"]))
+    print(f"\n{killed} of {clear} mutants killed, of {len(everyone)} that there are; these are not:")
     for mutant, how in judgements:
-        if how == "survives":
-            print(f"  {mutant}")
-    return int(not judgements or killed < WANTED * len(judgements))
+        if how != "killed":
+            print(f"{how}: {mutant.path}:{mutant.line}\n{difference(mutant)}")
+    return int(not clear or killed < WANTED * clear)
+
+
+def difference(mutant: Mutant) -> str:
+    """The lines of a mutant's expression before and after."""
+    source = (ROOT / mutant.path).read_bytes()
+    first, last = source.rfind(b"\n", 0, mutant.start) + 1, source.find(b"\n", mutant.end)
+    changed = source[first : mutant.start] + mutant.after.encode() + source[mutant.end : last]
+    signed = [("-", source[first:last]), ("+", changed)]
+    return "\n".join(f"{sign} {line}" for sign, text in signed for line in text.decode().splitlines())
 
 
 if __name__ == "__main__":

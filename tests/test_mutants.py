@@ -40,11 +40,14 @@ def test_expressions_of_functions_change_and_texts_assertions_and_constants_outs
 def test_a_mutant_meets_the_quickest_kept_answers_that_there_is_time_for() -> None:
     seconds = {"answers::a": 60.0, "answers::b": 50.0, "answers::c": 20.0, "answers::d": 5.0}
     mutant = Mutant("sim/engine/network.py", 3, 0, 1, "1", "(2)")
-    reached = Reach({mutant.path: {3: [*seconds, "answers::skipped"]}}, seconds)
-    assert reached.of(mutant) == ["answers::d", "answers::c", "answers::b"]
-    alone = Reach({mutant.path: {3: ["slow"]}}, {"slow": 500.0})
+    reached, alone = Reach(), Reach()
+    for test, usual in seconds.items():
+        reached.add(test, usual, [(mutant.path, 2, 5)])
+    reached.add("answers::around", 1.0, [(mutant.path, 1, 9)])
+    assert reached.of(mutant) == ["answers::d", "answers::c"]
+    alone.add("slow", 500.0, [(mutant.path, 3, 3)])
     assert alone.of(mutant) == ["slow"]
-    assert reached.of(Mutant("sim/engine/network.py", 4, 0, 1, "1", "(2)")) == []
+    assert reached.of(Mutant("sim/engine/network.py", 10, 0, 1, "1", "(2)")) == []
 
 
 def test_a_mutant_meets_its_namesake_then_tests_that_import_it_then_those_of_its_folder() -> None:

@@ -415,3 +415,10 @@ def test_of_all_to_allv_the_largest_row_is_the_buffer(name: str) -> None:
     """Units of the buffer; where nobody sends anything it is one unit that stays."""
     for counts, units in ((((0, 1), (0, 0)), 1), (((0, 0), (0, 0)), 1), (((5, 3), (1, 1)), 8)):
         assert algorithms[f"all_to_allv/{name}"](Place((0, 0), counts=counts)).chunks == units
+
+
+@pytest.mark.parametrize("name", ["reduce_scatter/collnet_direct", "all_gather/collnet_direct", "all_reduce/collnet_direct"])
+def test_members_that_reach_each_other_through_no_switch_hand_nothing_to_all(name: str) -> None:
+    assert algorithms[name](below_switches(2, 4, 4, True, True))
+    with pytest.raises(NotApplicable, match="through a switch"):
+        algorithms[name](below_switches(2, 4, 4, True, True, switched=False))

@@ -327,3 +327,10 @@ def test_layers_of_virtual_stages_mean_nothing_where_layers_are_not_said(tmp_pat
     script.write_text(f"torchrun pretrain_gpt.py {BATCH} {SIZES} {flags}\n")
     plan = frameworks["megatron"].read(script).plan
     assert (plan["schedule"], plan["chunks"]) == ("interleaved", 12 // 2 // 3)
+
+
+@pytest.mark.parametrize("change", [{"model.qk_norm": "whole"}, {"model.positions": "alibi"}])
+def test_models_without_arguments_are_not_written(change: dict[str, Any]) -> None:
+    (field, value) = next(iter(change.items()))
+    with pytest.raises(UserError, match=f"{field.removeprefix('model.')}={value}.* have no arguments of Megatron-LM"):
+        written([f"{field}={value}"])

@@ -273,3 +273,18 @@ def test_megatron_of_2021_adds_the_bias_of_queries_keys_and_values_by_a_kernel_o
 
     assert bias("apex", 2) == [2 * 2 * 32 * 3 * 4 * 8]
     assert bias("megatron", 2) == bias("torch", 1) == []
+
+
+def test_a_class_token_is_a_row_of_its_own_and_one_of_the_positions() -> None:
+    """ViT: images of 32 by 32 pixels in patches of 8, 64 features; the embedding is a matrix of 8 · 8 · 3 rows and its bias."""
+    fields = GPT | {"hidden": 64, "heads": 4, "vocabulary": 0}
+    sizes = {}
+    for token in (True, False):
+        patches, context = {"image": 32, "size": 8, "class_token": token}, 16 + token
+        model = Model.model_validate(
+            fields
+            | {"context": context, "family": "encoder", "patches": patches, "positions": "learned", "classes": 10, "head": False}
+        )
+        sizes[token] = model.parameters, parts(model, resolved(model)).embedding.parameters
+    assert sizes[True][1] == 64 * (8 * 8 * 3 + 1) + 64 + 17 * 64
+    assert [with_token - without for with_token, without in zip(*sizes.values(), strict=True)] == [2 * 64, 2 * 64]

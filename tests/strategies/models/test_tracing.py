@@ -151,6 +151,19 @@ def test_of_a_model_without_a_head_the_last_hidden_state_is_summed(file: Path) -
     assert not any(size for tensors in trace.saved.values() for _, size in tensors)
 
 
+def test_a_norm_reads_and_writes_its_rows_once_and_its_gradient_takes_two_passes(tmp_path: Path) -> None:
+    """8 rows of 16 fp32 numbers: forward reads and writes them; backward reads two and writes one, and sums two over rows."""
+    path = tmp_path / "norm.py"
+    path.write_text("from torch import nn\ndef build():\n    return nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16))\n")
+    found = [kernel for kernel in kernels(job(f"{path}:build", "16", microbatch=8, precision="fp32")) if "norm" in kernel.label]
+    rows = 8 * 16 * 4
+    assert sorted((kernel.phase, kernel.bytes) for kernel in found) == [
+        ("backward", 2 * rows),
+        ("backward", 3 * rows),
+        ("forward", 2 * rows),
+    ]
+
+
 def test_an_embedding_moves_the_rows_that_are_looked_up(tmp_path: Path) -> None:
     """Three tokens of 4 samples, 8 features in bf16: read and written."""
     path = tmp_path / "words.py"

@@ -119,3 +119,10 @@ def test_steps_of_up_to_200_000_passes_are_played() -> None:
                 job.resolve()
         else:
             assert job.resolve().microbatches == batch
+
+
+def test_options_beside_options_that_were_read_before_are_added_to_them():
+    before = Plan.model_validate({"kernels": "torch", "set_to_none": False})
+    plan = Plan.model_validate({"kernels": "torch", "framework": before.framework, "gradient_as_bucket_view": True})
+    said = dict(plan.options)
+    assert (said["set_to_none"], said["gradient_as_bucket_view"]) == (False, True)
