@@ -11,6 +11,7 @@ from sim.collectives import OPERATIONS, algorithms, offered
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for
 from sim.pricing.transfers.protocols import split
+from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 from topologies.documents.units import size
 from topologies.reading import UserError, nearest
@@ -30,15 +31,17 @@ def bench(
     measured: str | None = None,
 ) -> tuple[Sweep, list[str]]:
     """Prices of `operation` by size and choice, beside a measured log if there is one; and notes. Raises UserError."""
-    known = [name for name in OPERATIONS if name not in ("send", "all_to_allv") and offered(name)]
+    known = [name for name in OPERATIONS if name != "all_to_allv" and offered(name)]
     if operation not in known:
         raise UserError(f"unknown collective '{operation}'{nearest(operation, known)}")
     _check(operation, algorithm, nodes=nodes, ranks=ranks)
+    if measured and operation == "send":
+        raise UserError(f"--measured {measured}: nccl-tests' sendrecv sends both ways at once: sends are not compared with it")
     log = read_nccl_tests(Path(measured), operation, ranks or 0) if measured else None
     if log and log.operation != operation:
         raise UserError(f"{measured}: is of {log.operation}, not of {operation}")
     place = load_cluster(cluster, nodes or (log.nodes if log else None))
-    count = ranks or (log.ranks if log else place.gpus)
+    count = _pairs(place, ranks) if operation == "send" else ranks or (log.ranks if log else place.gpus)
     prices = Prices(load_profile(profile) if profile else profile_for(place.node.gpu.name), place.node.gpu)
     topology = place.topology()
     table = sweep(topology, prices, operation, count, asked(sizes), algorithm)
@@ -55,6 +58,15 @@ def bench(
     rows = [(row.bytes, row.seconds) for row in log.rows]
     best = [options[0].seconds for options in sweep(topology, prices, operation, count, [at for at, _ in rows], algorithm)]
     return Sweep(operation, where, count, table, rows, best), [*notes, *_about(measured or "", log)]
+
+
+def _pairs(place: Cluster, ranks: int | None) -> int:
+    """Ranks of sends: two neighbours in a node, or the GPUs of two nodes, each with its peer, all at once. Raises UserError."""
+    count = 2 if place.nodes == 1 else place.gpus
+    if place.nodes > 2 or (ranks is not None and ranks != count):
+        asked = f"--ranks {ranks}" if place.nodes <= 2 else f"--nodes {place.nodes}"
+        raise UserError(f"{asked}: a send is from one GPU of a node to the next, or from all of a node to those of a second one")
+    return count
 
 
 def _check(operation: str, algorithm: str, **numbers: int | None) -> None:
@@ -82,6 +94,8 @@ def by_ranks(
     sizes: str = "1KiB:1GiB:1024",
 ) -> tuple[str, dict[float, dict[str, list[tuple[int, float]]]]]:
     """Where, and for each size in bytes and each algorithm its seconds by number of ranks, in powers of two."""
+    if operation == "send":
+        raise UserError("--by-ranks: a send has two ranks")
     place = load_cluster(cluster, nodes)
     lines: dict[float, dict[str, list[tuple[int, float]]]] = {}
     count = 2

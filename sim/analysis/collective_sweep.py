@@ -10,7 +10,7 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.pricing.transfers.protocols import IN_SWITCH
-from sim.program import Block, Cohort, Collective, Op, Program
+from sim.program import Block, Cohort, Collective, Op, Program, Send
 from sim.timeline import Timeline
 from topologies.links.topology import Topology
 from topologies.reading import UserError
@@ -93,13 +93,23 @@ class Sweep:
 
 def lone(
     topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float], algorithm: str = "auto"
-) -> tuple[CollectiveCosts, list[Collective]]:
-    """Prices of `operation` among the first `ranks` GPUs, and one collective per size. Raises UserError."""
+) -> tuple[CollectiveCosts, Sequence[Collective | Send]]:
+    """Prices of `operation` among the first `ranks` GPUs, and one collective per size; of sends from the first half of them, each
+    to its peer in the other half, all at once. Raises UserError.
+    """
     if not 2 <= ranks <= topology.gpus:
         raise UserError(f"ranks={ranks}: must be at least 2 and at most the cluster's {topology.gpus} GPUs")
+    if operation == "send":
+        return _sends(topology, prices, ranks, sizes)
     works = [Collective(operation, size, "dp", operation, algorithm) for size in sizes]
     program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])], 1, 1, "bf16", 1, 1)
     return CollectiveCosts(program, topology, prices), works
+
+
+def _sends(topology: Topology, prices: Prices, ranks: int, sizes: Sequence[float]) -> tuple[CollectiveCosts, list[Send]]:
+    works = [Send(size, 1, "send") for size in sizes]
+    cohorts = [Cohort({"pp": 0}, [Op("s", work) for work in works]), Cohort({"pp": 1}, [])]
+    return CollectiveCosts(Program(Grid.of(dp=ranks // 2, pp=2), cohorts, 1, 1, "bf16", 1, 1), topology, prices), works
 
 
 def sweep(
@@ -116,7 +126,7 @@ def transport(topology: Topology, prices: Prices, operation: str, ranks: int) ->
     return pricing.transport(works[0], 0)
 
 
-def _choices(pricing: CollectiveCosts, work: Collective, cohort: int) -> list[Point]:
+def _choices(pricing: CollectiveCosts, work: Collective | Send, cohort: int) -> list[Point]:
     chosen, *others = (
         Point(work.bytes, cost.traffic.algorithm.split("/")[1], cost.protocol, cost.alone)
         for cost in pricing.options(work, cohort)

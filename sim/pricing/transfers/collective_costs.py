@@ -145,7 +145,7 @@ class CollectiveCosts(AlgorithmChoice):
             self._played(work, cohort, _Shared(kind.traffic, kind.traffic, kind.protocol)) for kind in self.kinds(work, cohort)
         ]
 
-    def transport(self, work: Collective, cohort: int) -> tuple[tuple[int, int], set[str]]:
+    def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], set[str]]:
         """(ranks, nodes) of a group of `work`, and the kinds of links that it takes."""
         traffic = self.collective(work, cohort).traffic
         return self._extent(traffic), self._kinds(traffic)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 import shardyard
-from sim.analysis.collective_sweep import lone, of_step
+from calibration.bench import bench, by_ranks
+from sim.analysis.collective_sweep import bus_factor, lone, of_step, sweep
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from topologies.cluster_files import load_cluster
+from topologies.reading import UserError
 
 
 def played(**plan: object) -> shardyard.Timeline:
@@ -64,3 +66,32 @@ def test_what_was_not_measured_is_said(operation: str, ranks: int, size: float, 
     pricing, (work,) = lone(cluster.topology(), Prices(load_profile("h100"), cluster.node.gpu), operation, ranks, [size])
     pricing.collective(work, 0)
     assert [note.partition(" was not measured")[0] for note in pricing.notes] == said
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nics", "seconds"),
+    [(1, 4, 1.0), (2, 4, 1.0), (2, 1, 4.0)],
+    ids=["neighbours of a node", "each pair over NICs of its own", "four pairs over one NIC"],
+)
+def test_sends_take_their_bytes_over_the_link_that_they_share(toy_cluster, toy_prices, nodes, nics, seconds):
+    """10⁹ bytes over links of 1 GB/s: from one GPU to the next, or from four of a node to those of another at once."""
+    place = toy_cluster(gpus=4, nodes=nodes, nics=nics)
+    (options,) = sweep(place.topology(), toy_prices(), "send", 2 if nodes == 1 else 8, [1e9])
+    assert options[0].seconds == pytest.approx(seconds)
+    assert bus_factor("send", 2) == 1.0
+
+
+def test_the_command_has_sends_and_refuses_what_is_none():
+    data, _ = bench("send", "dgx-h100", 2, sizes="1GiB:1GiB")
+    (options,) = data.prices
+    assert data.ranks == 16
+    assert 0.8 * 50e9 < 2**30 / options[0].seconds < 50e9  # of a NIC's 400 Gb/s
+    for given, message in (
+        ({"nodes": 3}, "--nodes 3: a send is from one GPU of a node to the next"),
+        ({"nodes": 1, "ranks": 4}, "--ranks 4: a send is from one GPU"),
+        ({"nodes": 1, "measured": "log.txt"}, "sends are not compared with it"),
+    ):
+        with pytest.raises(UserError, match=message):
+            bench("send", "dgx-h100", **given)
+    with pytest.raises(UserError, match="--by-ranks: a send has two ranks"):
+        by_ranks("send", "dgx-h100", 1)
