@@ -295,3 +295,13 @@ def test_what_a_board_does_in_four_bits_slows_nothing_else() -> None:
     attention = Kernel("attention_forward", "", "forward", 1e12, 1e8, "bf16", (1, 64, 8, size, size, 128, 1))
     for kernel in (product, attention):
         assert Prices(profile, gb300).seconds(kernel) == Prices(profile, without).seconds(kernel)
+
+
+def test_hosts_that_wait_for_their_kernels_launch_within_the_kernels_time():
+    core, gpu = load_profile("cpu-gloo"), load_profile("h100")
+    assert [core.launching(eager) for eager in (True, False)] == [0.0, 0.0]
+    assert core.calling(True) == 0.0
+    assert (gpu.launching(True), gpu.launching(False)) == (gpu.eager, gpu.launch)
+    assert gpu.calling(True) == pytest.approx(gpu.collective_call - gpu.eager)
+    assert gpu.collective_call > gpu.eager
+    assert gpu.calling(False) == 0.0

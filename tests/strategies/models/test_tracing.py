@@ -164,6 +164,16 @@ def test_a_norm_reads_and_writes_its_rows_once_and_its_gradient_takes_two_passes
     ]
 
 
+@pytest.mark.parametrize(("arguments", "kernels_of_it"), [("0.1", 1), ("0.0", 0), ("0.1, inplace=True", 0)])
+def test_dropout_is_a_kernel_where_it_drops_something(tmp_path: Path, arguments: str, kernels_of_it: int) -> None:
+    """With no chance PyTorch runs nothing; in place it multiplies by a mask, operator by operator."""
+    path = tmp_path / "dropout.py"
+    layers = f"nn.Linear(16, 16), nn.Dropout({arguments}), nn.Linear(16, 16)"
+    path.write_text(f"from torch import nn\ndef build():\n    return nn.Sequential({layers})\n")
+    forward = [kernel for kernel in kernels(job(f"{path}:build", "16")) if kernel.phase == "forward"]
+    assert sum(kernel.variant == "dropout" for kernel in forward) == kernels_of_it
+
+
 def test_an_embedding_moves_the_rows_that_are_looked_up(tmp_path: Path) -> None:
     """Three tokens of 4 samples, 8 features in bf16: read and written."""
     path = tmp_path / "words.py"

@@ -227,3 +227,10 @@ def test_advice_asks_what_one_gpu_would_hold() -> None:
     said, gigabytes = questions["fits one GPU"].split()[:2]
     assert said == "no:"
     assert 141 < float(gigabytes) < 170
+
+
+def test_sharded_parameters_on_cpus_are_not_simulated_with_adapters() -> None:
+    here = {"lora": QV, "data_parallel": "zero3", "kernels": "megatron"}
+    with pytest.raises(UserError, match=r"is not simulated with offload\.parameters"):
+        job(**here, offload={"optimizer": "cpu", "parameters": "cpu"}).resolve()
+    assert job(**here, offload={"optimizer": "cpu"}).resolve().offload.optimizer == "cpu"
