@@ -28,7 +28,12 @@ Ids = NDArray[np.int64]
 # Fields that change neither grid nor layers nor `strategies.planner.bounds.plan_features`, and at which rules look only where one
 # of those named with them is set.
 FREE: dict[str, frozenset[str]] = {
-    "recompute": frozenset({"early_stop", "deepspeed", *(name for name in Plan.model_fields if name.startswith("recompute_"))}),
+    "recompute": frozenset(
+        {
+            *("early_stop", "deepspeed", "offload_activations", "lora", "freeze"),
+            *(name for name in Plan.model_fields if name.startswith("recompute_")),
+        }
+    ),
     "overlap": frozenset({"framework"}),
     "overlap_p2p": frozenset({"framework"}),
     "bucket": frozenset(),
@@ -119,7 +124,7 @@ def candidates(job: Job, space: Space) -> Candidates:
     number, by_name = np.arange(count), sorted(range(len(axes)), key=lambda i: axes[i].name)
     places = np.unravel_index(number, [shape[i] for i in by_name]) if shape else ()
     choices = [places[by_name.index(i)].astype(np.int64) for i in range(len(axes))]
-    free = _free(job.plan, axes)
+    free = _free(job.plan, axes) - (frozenset({"recompute"}) if job.model.module is not None else frozenset())
     ruled = [i for i, axis in enumerate(axes) if axis.fields - free]
     keys = np.zeros(count, dtype=np.int64)
     for i in ruled:

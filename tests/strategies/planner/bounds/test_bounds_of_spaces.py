@@ -114,6 +114,18 @@ def test_a_plan_has_the_same_bounds_alone_and_among_others(make, drawn) -> None:
 @pytest.mark.parametrize(
     ("plan", "axes"),
     [
+        ({}, {"offload_activations": [1], "recompute": ["none", "selective"]}),  # Megatron-LM has one or the other
+        ({"data_parallel": "dataparallel"}, {"offload_activations": [1], "recompute": ["none", "selective"]}),
+    ],
+    ids=str,
+)
+def test_rules_on_recomputation_are_asked_of_each_plan(make, plan, axes) -> None:
+    assert check(*make(8, 1, {}, plan), axes)
+
+
+@pytest.mark.parametrize(
+    ("plan", "axes"),
+    [
         ({"kernels": "compiled", "data_parallel": "zero1"}, {"pp": [4, 2, 1]}),  # gradients of other numbers of microbatches
         ({"gradients": "fp32"}, {"gradients": ["same", "fp32"]}),  # other volumes
         ({"data_parallel": "zero1", "offload": {"optimizer": "cpu"}}, {"optimizer": ["adam", "sgd"]}),  # other updates by CPUs
