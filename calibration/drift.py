@@ -50,7 +50,7 @@ def drifted(profile: Profile, by: Mapping[str, float]) -> Profile:
     return profile.model_copy(
         update={
             "crowding": {
-                name: Crowding.model_construct(factor=each.factor * compute, product=each.product * compute)
+                name: Crowding.model_construct(factor=each.factor * compute, rate=each.rate / compute)
                 for name, each in crowded.items()
             },
             "launch": profile.launch * compute,

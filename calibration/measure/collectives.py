@@ -6,6 +6,8 @@ Sibling groups run at the same time, as a job's do. Back to back the price is th
 includes waiting for it), the median over repetitions. In a step it is the mean over ranks, waiting included: what a rank's
 compute loses per collective; a mean over repetitions, because a step pays for the slow ones too. Where some ranks only send, the
 longest counts. Every size is verified before it is timed.
+
+gloo adds up 16-bit numbers one at a time: an all-reduce of them tells what a number takes beyond its bytes.
 """
 
 from __future__ import annotations
@@ -89,11 +91,26 @@ def everyone(bench: Bench) -> Group:
     return Group(ranks, len(set(bench.host.tolist())), None, bench.place.rank)
 
 
-def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
-    """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take."""
+NARROW = 2**23  # bytes of an all-reduce of 16-bit numbers
+
+
+def probes(grid: Grid, among: Iterable[Group], room: float, narrow: bool = False) -> list[Probe]:
+    """Both contexts of every operation and size, one after the other. room: bytes that the buffers of a rank may take; narrow:
+    also an all-reduce of 16-bit numbers in each group.
+    """
     result = []
     contexts: tuple[Literal["alone", "step"], ...] = ("alone", "step")
     for group in among:
+        if narrow and room >= 4 * NARROW:
+            size = min(NARROW, grid.largest) // group.size * group.size
+            sums: dict[str, str | float] = {
+                "operation": "all_reduce",
+                "bytes": float(size),
+                "ranks": group.size,
+                "nodes": group.nodes,
+            }
+            run = _timed("all_reduce", size, group, 0, grid.side, torch.float16)
+            result.append(Probe("collective", sums | {"dtype": "fp16"}, run, rounds=10))
         for operation in OPERATIONS:
             if operation == "send" and group.size != 2:
                 continue
@@ -121,11 +138,13 @@ def probes(grid: Grid, among: Iterable[Group], room: float) -> list[Probe]:
     return result
 
 
-def _timed(operation: str, size: int, group: Group, in_step: int, side: int) -> Callable[[Bench], Reading]:
+def _timed(
+    operation: str, size: int, group: Group, in_step: int, side: int, dtype: torch.dtype = torch.float32
+) -> Callable[[Bench], Reading]:
     """in_step: least repetitions between pieces of compute; 0: back to back."""
 
     def run(bench: Bench) -> Reading:
-        action, result, expected = prepared(operation, size, group, bench)
+        action, result, expected = prepared(operation, size, group, bench, dtype)
         action()
         right = all(bool((tensor == value).all()) for tensor, value in zip(result(), expected, strict=True))
         if not bench.gather([float(right)]).all():
@@ -159,14 +178,14 @@ def _reading(table: np.ndarray[Any, Any], operation: str, in_step: bool, bench: 
 Prepared = tuple[Action, Callable[[], list[Tensor]], list[float]]
 
 
-def prepared(operation: str, size: int, group: Group, bench: Bench) -> Prepared:
+def prepared(operation: str, size: int, group: Group, bench: Bench, dtype: torch.dtype = torch.float32) -> Prepared:
     """(the operation on a full buffer of `size` bytes, the tensors that hold its result, the value of each after the first run).
 
     Rank r of the group begins with r + 1 everywhere.
     """
     n, mine, handle = group.size, group.place + 1.0, group.handle
-    whole = torch.full((size // 4,), mine, device=bench.device)
-    part = torch.full((size // 4 // n,), mine, device=bench.device)
+    whole = torch.full((size // dtype.itemsize,), mine, device=bench.device, dtype=dtype)
+    part = torch.full((size // dtype.itemsize // n,), mine, device=bench.device, dtype=dtype)
     total, root = n * (n + 1) / 2, group.ranks[0]
     at_root = group.place == 0
     each = [float(rank + 1) for rank in range(n)]

@@ -8,6 +8,7 @@ are small operators that no price covers. On a CPU, where this is several percen
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ FITTED = ((256, 128), (512, 64), (512, 256))  # features and tokens
 CHECKED = ((384, 256),)
 COUNTS = (1, 3)  # layers: the difference is two layers without embedding and head
 PASSES = ("forward", "backward")
+RATE = 1e9  # bytes per second, any
 
 
 class Check(NamedTuple):
@@ -80,11 +82,11 @@ def checks(
 
 
 def crowding(merged: Sequence[Merged], profile: Profile, cluster: Cluster) -> tuple[dict[str, Crowding], list[Check]]:
-    """By pass, the factor and the seconds per product with which the layers of FITTED take what was measured, by least squares of
-    relative errors; and these layers, as far as they were measured.
+    """By pass, the factor and the rate of products' bytes with which the layers of FITTED take what was measured, by least
+    squares of relative errors; and these layers, as far as they were measured.
     """
     found = checks(merged, profile, cluster, FITTED)
-    dearer = profile.model_copy(update={"crowding": dict.fromkeys(PASSES, Crowding.model_construct(factor=1.0, product=1.0))})
+    dearer = profile.model_copy(update={"crowding": dict.fromkeys(PASSES, Crowding.model_construct(factor=1.0, rate=RATE))})
     counted = checks(merged, dearer, cluster, FITTED)
     result = {}
     for number, name in enumerate(PASSES):
@@ -94,8 +96,8 @@ def crowding(merged: Sequence[Merged], profile: Profile, cluster: Cluster) -> tu
         ]
         if len(rows) > 1:
             matrix = np.array([[seconds / measured for seconds in parts] for parts, measured in rows])
-            factor, product = nnls(matrix, np.ones(len(rows)))[0].tolist()
-            result[name] = Crowding.model_construct(factor=factor, product=product)
+            factor, share = nnls(matrix, np.ones(len(rows)))[0].tolist()
+            result[name] = Crowding.model_construct(factor=factor, rate=RATE / share if share else inf)
     return result, found
 
 

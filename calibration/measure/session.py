@@ -62,7 +62,7 @@ def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
     probes = kernels.on_device(kernels.probes(asked), bench)
     if bench.place.world > 1:
         within = min(room, 4 * largest) if largest else room
-        probes += collectives.probes(asked, collectives.groups(bench), within)
+        probes += collectives.probes(asked, collectives.groups(bench), within, not bench.place.compute.ordered)
     probes += side_effects.probes(asked, bench) + layer.probes()
     least = float(bench.gather([free]).min()) * FULL
     return [probe for probe in probes if probe.takes + bench.room <= least]

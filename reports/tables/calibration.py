@@ -87,7 +87,10 @@ def accuracy(result: Result) -> RenderableType:
             )
     lines = []
     if crowded := result.fitted.profile.crowding:
-        times = "; ".join(f"{name} × {each.factor:.3f} and {seconds(each.product)} per product" for name, each in crowded.items())
+        times = "; ".join(
+            f"{name} × {each.factor:.3f}, and {show(each.rate, 'B/s', 3)} for products' operands and results besides"
+            for name, each in crowded.items()
+        )
         lines.append(f"in a step the parts of a layer take longer than alone: {times}")
     lines += [
         f"a transformer layer of {check.hidden} features over {check.tokens} tokens, forward and backward (not fitted to): "

@@ -143,17 +143,24 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects:
 
 
 def _cause_of_idle(timeline: Timeline, number: int, op: Op, lane: int) -> tuple[float, str]:
-    """Why compute was idle before an op: until when the host had not launched what it waits for; the component of the rest."""
+    """Why compute was idle before an op: until when what it waits for could not begin because the host had not launched it; the
+    component of the rest.
+    """
     cohort, base = timeline.lanes[lane].cohort, timeline.offset[lane]
-    hosted, between_stages = timeline.launched[number] if isinstance(timeline.cost[number], TransferCost) else 0.0, False
+    hosted, between_stages = _hosted(timeline, number), False
     for ref in op.after:
         if ref.cohort != cohort:
             between_stages = True
             continue
         between_stages = between_stages or _joins_stages(timeline, ref)
-        if isinstance(timeline.cost[base + ref.op], TransferCost):
-            hosted = max(hosted, timeline.launched[base + ref.op])
+        hosted = max(hosted, _hosted(timeline, base + ref.op))
     return hosted, "bubble" if between_stages else "wait"
+
+
+def _hosted(timeline: Timeline, number: int) -> float:
+    """When a transfer was launched, if it began just then; 0 if it would have begun no earlier with a faster host."""
+    launched = timeline.launched[number]
+    return launched if isinstance(timeline.cost[number], TransferCost) and launched == timeline.start[number] else 0.0
 
 
 def _joins_stages(timeline: Timeline, ref: Ref) -> bool:

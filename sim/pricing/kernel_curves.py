@@ -117,7 +117,8 @@ class MemoryCurve(Config):
     reduction: Fraction = 0.6  # the same, of kernels that need whole rows or columns
     fixed: Seconds = 0.0
     fractions: dict[str, Fraction] = Field(default_factory=dict)  # by `Kernel.variant` or label, instead of the rates above
-    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first
+    operators: dict[str, OperatorTable] = Field(default_factory=dict)  # the same as tables, which come first; "memory" and
+    # "reduction": of all kernels of that kind that have neither a table nor a fraction
 
 
 class Rates(NamedTuple):

@@ -78,12 +78,12 @@ _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
 
 class Crowding(Config):
-    """What kernels take longer in a training step than alone: other ranks and other kernels use caches and memory too, and there
-    are small operators around every product that no price covers.
+    """What kernels take longer in a training step than alone: other kernels leave nothing in caches, and other ranks use the
+    memory too.
     """
 
     factor: Annotated[float, Field(ge=0.1, le=10)] = 1.0
-    product: Seconds = 0.0  # more for each matrix product
+    rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # of operands and results of matrix products, besides
 
 
 class Overhead(Config):
@@ -121,6 +121,7 @@ class Profile(Config):
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/pricing/transfers/protocols.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
+    narrow_sum: Seconds = 0.0  # more for each number of 16 bits that a rank adds up in a collective of `tables`
     wire: dict[str, Positive] = Field(default_factory=dict)  # by operation, or "operation/ranks" of groups of so many: how many
     # times as long as its algorithm needs the library keeps links busy; not in tables, which were measured
     processes: int = Field(0, ge=0, le=2**20)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
@@ -210,7 +211,7 @@ class Prices:
         crowding = self.profile.crowding.get(phase)
         if crowding is None:
             return self._alone(kernel)
-        return self._alone(kernel) * crowding.factor + (crowding.product if kernel.kind == "gemm" else 0.0)
+        return self._alone(kernel) * crowding.factor + (kernel.bytes / crowding.rate if kernel.kind == "gemm" else 0.0)
 
     def _alone(self, kernel: Kernel) -> float:
         if kernel.kind == "gemm":
@@ -222,6 +223,8 @@ class Prices:
         memory = self.profile.memory
         if kernel.variant in memory.operators:
             return memory.operators[kernel.variant].seconds(kernel.bytes)
+        if kernel.kind in memory.operators and (kernel.variant or kernel.label) not in memory.fractions:
+            return memory.operators[kernel.kind].seconds(kernel.bytes)
         usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
         efficiency = memory.fractions.get(kernel.variant or kernel.label, usual)
         return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)

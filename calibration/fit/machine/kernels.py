@@ -168,6 +168,36 @@ def fit_memory(rows: Sequence[Merged], gpu: Hardware, launch: float) -> tuple[Me
     return MemoryCurve.model_construct(**best), compared
 
 
+def class_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, OperatorTable], list[Point]]:
+    """Seconds by bytes of operators that have no table of their own: of those that stream ("memory") and of those that reduce
+    ("reduction"), all kinds of a transformer together; and the points, of which every other size is priced by those beside it.
+
+    A core's caches are up to three times as fast as its memory, which one rate for all sizes cannot tell.
+    """
+    measured: dict[str, OperatorTable] = {}
+    compared: list[Point] = []
+    for name, kinds, series in (("memory", STREAMS, "streams"), ("reduction", REDUCTIONS, "reductions")):
+        pairs = sorted((float(row.case["bytes"]), row.value) for row in rows if row.case["kind"] in kinds)
+        sizes = sorted({size for size, _ in pairs})
+        if len(sizes) < LEAST:
+            continue
+        whole = measured[name] = _together(pairs, launch)
+        left = every_other(sizes)
+        rest = _together([pair for pair in pairs if pair[0] not in left], launch)
+        for size, seconds in pairs:
+            price = launch + (rest if size in left else whole).seconds(size)
+            compared.append(Point(series, size, seconds, price, size in left))
+    return measured, compared
+
+
+def _together(pairs: Sequence[tuple[float, float]], launch: float) -> OperatorTable:
+    """A table of several operators: the geometric mean of those of a size."""
+    by_size: dict[float, list[float]] = {}
+    for size, seconds in pairs:
+        by_size.setdefault(size, []).append(seconds)
+    return _table([(size, float(np.exp(np.mean(np.log(every))))) for size, every in by_size.items()], launch)
+
+
 def operator_tables(rows: Sequence[Merged], launch: float) -> tuple[dict[str, OperatorTable], list[Point]]:
     """Seconds by bytes of each operator, without what the host adds, never falling; and the points, of which every other size of
     an operator, but never its ends, is priced by the sizes beside it.

@@ -54,7 +54,8 @@ def crowding(fit: Parts) -> None:
         "crowding",
         f"layers of {', '.join(f'{check.hidden} features, {check.tokens} tokens' for check in found)}, pass by pass, on all "
         "ranks at once",
-        "a factor on the prices of the parts and seconds per product: least squares of relative errors; errors are the layers'",
+        "a factor on the prices of the parts, and seconds per byte of products' operands and results: least squares of relative "
+        "errors; errors are the layers'",
         more={f"{check.hidden} features, {check.tokens} tokens": abs(check.error) for check in left},
     )
 

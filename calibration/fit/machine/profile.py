@@ -10,7 +10,7 @@ from calibration.fit.machine import kernels, overheads
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
 from calibration.fit.machine.parts import Fitted, Parts
 from calibration.fit.machine.provenance import quality
-from calibration.fit.machine.tables import Point, errors, leave_out, rows, series_name, tables
+from calibration.fit.machine.tables import Point, errors, leave_out, narrow_sum, rows, series_name, tables
 from calibration.fit.published_kernels.products import sustained
 from calibration.samples import Merged
 from sim.pricing.kernel_curves import GemmCurve
@@ -22,6 +22,7 @@ PASSES = {  # of strategies.lowering.optimizer_step -> what was measured
     "parameter copy": "list copy",
     "gradient zeroing": "zeroing",
 }
+STREAMS, REDUCTIONS = ", ".join(kernels.STREAMS), ", ".join(kernels.REDUCTIONS)
 STEADY = 0.01  # by which products may slow down that do not reach the power limit
 
 
@@ -157,6 +158,14 @@ class Fit(Parts):
             return
         curve, points = kernels.fit_memory(samples, self.gpu, self._launch)
         operators, more_points = kernels.operator_tables(samples, self._launch)
+        others = (
+            f"for others one fixed time, a rate for {STREAMS} and one for the reductions {REDUCTIONS}, fitted to half of them"
+        )
+        if not self.gpu.sms:
+            classes, points = kernels.class_tables(samples, self._launch)
+            operators |= classes
+            others = f"for others one table of {STREAMS} together and one of the reductions {REDUCTIONS}"
+        named = [name for name in operators if name in kernels.OPERATORS]
         passes = self._passes()
         self.change["memory"] = curve.model_copy(
             update={"operators": operators, "fractions": self.base.memory.fractions | passes}
@@ -170,9 +179,7 @@ class Fit(Parts):
         self.note(
             "memory",
             f"{', '.join(kinds)}, {len(samples)} sizes; torch.optim.Adam, fused; passes over all gradients",
-            f"a table of each of {', '.join(operators)}, errors of every other size by those beside it; for others one fixed "
-            f"time, a rate for {', '.join(kernels.STREAMS)} and one for the reductions {', '.join(kernels.REDUCTIONS)}, fitted "
-            "to half of the sizes",
+            f"a table of each of {', '.join(named)}, errors of every other size by those beside it; {others}",
             [*points, *more_points],
             {"bytes": kernels.columns(samples, "bytes")[0]},
             more,
@@ -200,6 +207,7 @@ class Fit(Parts):
             collective_tables = tables(self.merged)
             self.change |= {
                 "tables": tuple(collective_tables),
+                "narrow_sum": narrow_sum(self.merged),
                 "processes": min(int(self.head["ranks"]), int(self.head.get("cores", 0) or 2**20)),
             }
             compared = leave_out(self.merged)
@@ -218,7 +226,7 @@ class Fit(Parts):
         formula_rule = "the formula of sim/pricing/transfers/protocols.py, fitted to half of the sizes in a step"
         table_rule = (
             "tables, smoothed where a larger size took less, and interpolated; errors are of every other size in a step, by the "
-            "sizes beside it; elsewhere "
+            "sizes beside it; numbers of 16 bits take longer to add up than their bytes do, by an all-reduce of them; elsewhere "
         )
         self.note(
             "links",

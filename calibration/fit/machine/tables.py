@@ -44,7 +44,7 @@ def collectives(merged: Iterable[Merged]) -> dict[tuple[str, int, int], dict[str
     """(operation, ranks, nodes) -> context -> bytes -> seconds."""
     sizes: dict[tuple[str, int, int], dict[str, dict[float, float]]] = {}
     for sample in merged:
-        if sample.part == "collective":
+        if sample.part == "collective" and "dtype" not in sample.case:
             key = str(sample.case["operation"]), int(sample.case["ranks"]), int(sample.case["nodes"])
             sizes.setdefault(key, {}).setdefault(sample.context, {})[float(sample.case["bytes"])] = sample.value
     return sizes
@@ -79,6 +79,20 @@ def ascending(seconds: Sequence[float]) -> list[float]:
     from scipy.optimize import isotonic_regression
 
     return [float(value) for value in np.exp(isotonic_regression(np.log(seconds)).x)] if len(seconds) else []
+
+
+def narrow_sum(merged: Sequence[Merged]) -> float:
+    """Seconds by which a 16-bit number takes longer to add up than its bytes take: of all-reduces back to back, beside those of
+    as many bytes of fp32; the largest group's.
+    """
+    known = {(table.operation, table.ranks, table.nodes): table for table in tables(merged)}
+    result = 0.0
+    for sample in sorted(merged, key=lambda sample: float(sample.case.get("ranks", 0))):
+        ranks, size = int(sample.case.get("ranks", 0)), float(sample.case.get("bytes", 0))
+        table = known.get(("all_reduce", ranks, int(sample.case.get("nodes", 1))))
+        if sample.part == "collective" and sample.case.get("dtype") == "fp16" and table is not None:
+            result = max(0.0, sample.value - table.seconds(size, alone=True)) / (size / 2 * (ranks - 1) / ranks)
+    return result
 
 
 def series_name(table: CollectiveTable) -> str:

@@ -30,6 +30,7 @@ from topologies.reading import UserError
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
+SUMS = ("all_reduce", "reduce_scatter")  # of gloo: rings whose members add up all parts of the buffer but one
 NEAR = 0.01  # groups whose times differ by less than this part are of one kind
 
 At = tuple[tuple[str, int], ...]  # coordinates that ranks share
@@ -270,9 +271,10 @@ class AlgorithmChoice:
         operation, _, algorithm = traffic.algorithm.partition("/")
         table, working = self._table(operation, traffic) if demands else None, 1.0
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is
-            scale = table.seconds(work.bytes) / (latency + sum(transfers))
+            more = self._summing(work, operation, traffic)
+            scale = (table.seconds(work.bytes) + more) / (latency + sum(transfers))
             latency, transfers = latency * scale, [transfer * scale for transfer in transfers]
-            working = table.working(work.bytes)
+            working = table.working(work.bytes, more)
         elif (more := self._wire(operation, traffic)) != 1.0:
             latency, transfers = latency * more, [transfer * more for transfer in transfers]
         if isinstance(work, Collective) and work.pieces:
@@ -289,6 +291,11 @@ class AlgorithmChoice:
             alone += on_grid(transfer * repeat) if full else 0.0
         volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
         return TransferCost(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
+
+    def _summing(self, work: Collective | Send, operation: str, traffic: Traffic) -> float:
+        """Seconds in which a rank adds up numbers of 16 bits, beyond those of as many bytes of fp32, which tables are of."""
+        ranks, narrow = self._extent(traffic)[0], operation in SUMS and work.width == 2
+        return narrow * self._of(traffic).prices.profile.narrow_sum * work.bytes / 2 * (ranks - 1) / ranks
 
     def _wire(self, operation: str, traffic: Traffic) -> float:
         """The factor by which the library keeps links busy for longer than the data need."""

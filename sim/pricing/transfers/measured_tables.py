@@ -56,9 +56,11 @@ class CollectiveTable(Config):
         """Interpolated in the logarithms of bytes and seconds; below the smallest size its price, above the largest its rate."""
         return interpolated([(entry.bytes, entry.alone if alone else entry.step) for entry in self.prices], size)
 
-    def working(self, size: float) -> float:
-        """Part of a collective's time in a step in which it moves data; measured back to back, no rank is late."""
-        return min(1.0, self.seconds(size, alone=True) / self.seconds(size))
+    def working(self, size: float, more: float = 0.0) -> float:
+        """Part of a collective's time in a step in which it moves data, or adds up for `more` seconds; measured back to back, no
+        rank is late.
+        """
+        return min(1.0, (self.seconds(size, alone=True) + more) / (self.seconds(size) + more))
 
 
 class Timed(Config):

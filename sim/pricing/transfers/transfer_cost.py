@@ -34,4 +34,4 @@ def cost_key(work: Collective | Send) -> Hashable:
     """The fields of `work` that its price depends on, besides its groups."""
     if isinstance(work, Send):
         return "send", work.bytes
-    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces
+    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces, work.width == 2

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from calibration.fit.machine.kernels import WIDTH, fit_attention, fit_gemm, fit_memory, operator_tables
+from calibration.fit.machine.kernels import WIDTH, class_tables, fit_attention, fit_gemm, fit_memory, operator_tables
 from calibration.fit.machine.links import fit_links
-from calibration.fit.machine.tables import errors, leave_out, rows, tables
+from calibration.fit.machine.tables import errors, leave_out, narrow_sum, rows, tables
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Product, Rates, Tile, attention_seconds, gemm_clocks
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
@@ -87,6 +87,43 @@ def test_operators_are_priced_as_measured_between_sizes() -> None:
     assert prices.seconds(plain) != prices.seconds(named)
 
 
+def test_a_core_streams_faster_from_its_caches_than_from_memory() -> None:
+    """Operators without a table of their own share one, whose rate changes with the size; what has a fraction keeps it."""
+    cached, memory, edge = 60e9, 20e9, 2**21
+
+    def truth(size: float) -> float:
+        return min(size, edge) / cached + max(0.0, size - edge) / memory
+
+    sizes = [2.0**power for power in range(14, 27)]
+    samples = [case("memory", LAUNCH + truth(size), kind=kind, bytes=size) for kind in ("copy", "scale") for size in sizes]
+    samples += [case("memory", LAUNCH + 2 * truth(size), kind="softmax", bytes=size) for size in sizes]
+    tables, points = class_tables(samples, LAUNCH)
+    assert np.median([abs(point.error) for point in points if point.heldout]) < 0.02  # more only at the knee
+    curve = fit_memory(samples, CORE, LAUNCH)[0].model_copy(update={"operators": tables, "fractions": {"zeros": 0.5}})
+    prices = Prices(load_profile("cpu-gloo").model_copy(update={"memory": curve, "crowding": {}}), CORE)
+
+    def seconds(kind: str, label: str, size: float) -> float:
+        return prices.seconds(Kernel(kind, label, "backward", 0.0, size, "fp32"))
+
+    assert seconds("memory", "sum", 2.0**15) == pytest.approx(2**15 / cached)
+    assert seconds("memory", "sum", 2.0**28) == pytest.approx(4 * truth(2.0**26))
+    assert seconds("reduction", "rows", 2.0**24) == pytest.approx(2 * truth(2.0**24))
+    assert seconds("memory", "zeros", 2.0**24) == pytest.approx(curve.fixed + 2**24 / (0.5 * CORE.memory_bandwidth))
+
+
+def test_operators_of_a_size_are_one_by_their_geometric_mean() -> None:
+    """Half and twice of 1 µs are 1 µs."""
+    sizes = (2.0**16, 2.0**18, 2.0**20, 2.0**22)
+    samples = [
+        case("memory", LAUNCH + factor * size / 20e9, kind=kind, bytes=size)
+        for kind, factor in (("copy", 0.5), ("binary", 2.0))
+        for size in sizes
+    ]
+    tables, points = class_tables(samples, 0.0)
+    assert tables["memory"].seconds(2.0**22) == pytest.approx(2**22 / 20e9, rel=0.02)
+    assert {point.series for point in points} == {"streams"}
+
+
 def test_table_carries_both_prices_and_follows_a_knee() -> None:
     def knee(size: float) -> float:
         return 1e-4 + size / 2e9 + max(0.0, size - 2**21) / 0.7e9
@@ -100,6 +137,16 @@ def test_table_carries_both_prices_and_follows_a_knee() -> None:
     assert table.seconds(2**28) == pytest.approx(4 * table.seconds(2**26))
     assert table.covers(2**26)
     assert not table.covers(2**27)
+
+
+def test_numbers_of_16_bits_take_longer_to_add_up_than_their_bytes() -> None:
+    """Two ranks add up half of the numbers each: 4 Mi numbers of 2 bytes are 2 Mi sums, of 2 ns beyond their bytes."""
+    samples = collective(lambda size: size / 1e9)
+    assert narrow_sum(samples) == 0.0
+    sizes = {"operation": "all_reduce", "bytes": 2.0**23, "ranks": 2, "nodes": 1, "dtype": "fp16"}
+    samples.append(case("collective", 2**23 / 1e9 + 2**21 * 2e-9, **sizes))
+    assert narrow_sum(samples) == pytest.approx(2e-9)
+    assert len(tables(samples)[0].prices) == 17, "a price of its own, not an entry of the table"
 
 
 def test_error_on_left_out_sizes_is_that_of_interpolation() -> None:

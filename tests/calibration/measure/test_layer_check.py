@@ -29,13 +29,13 @@ def measured_by(profile):
 
 
 def test_crowding_is_found_that_layers_were_measured_with():
-    true = {"forward": Crowding(factor=1.1, product="90 us"), "backward": Crowding(factor=1.04, product="50 us")}
+    true = {"forward": Crowding(factor=1.1, rate="9 GB/s"), "backward": Crowding(factor=0.9, rate="6 GB/s")}
     rows = measured_by(PLAIN.model_copy(update={"crowding": true}))
     found, layers = crowding(rows, PLAIN, CLUSTER)
     assert [(check.hidden, check.tokens) for check in layers] == list(FITTED)
     for name in PASSES:
         assert found[name].factor == pytest.approx(true[name].factor, rel=1e-3)
-        assert found[name].product == pytest.approx(true[name].product, rel=2e-2)
+        assert found[name].rate == pytest.approx(true[name].rate, rel=2e-2)
     kept_out = checks(rows, PLAIN.model_copy(update={"crowding": found}), CLUSTER)
     assert [check.error for check in kept_out] == pytest.approx([0.0], abs=1e-3)
     assert checks(rows, PLAIN, CLUSTER)[0].error < -0.05
@@ -47,7 +47,7 @@ def test_layers_of_which_a_case_is_missing_are_left_out():
 
 
 def test_kernels_of_a_pass_are_crowded_and_updates_are_not():
-    crowded = PLAIN.model_copy(update={"crowding": {"forward": Crowding(factor=2.0, product="1 ms")}})
+    crowded = PLAIN.model_copy(update={"crowding": {"forward": Crowding(factor=2.0, rate="49.152 MB/s")}})
     alone, step = Prices(PLAIN, CLUSTER.node.gpu), Prices(crowded, CLUSTER.node.gpu)
     for phase, factor, more in (
         ("forward", 2.0, 1e-3),
@@ -55,6 +55,7 @@ def test_kernels_of_a_pass_are_crowded_and_updates_are_not():
         ("backward", 1.0, 0.0),
         ("optimizer", 1.0, 0.0),
     ):
+        # 3 matrices of 64 × 64 numbers: 49,152 bytes
         product = Kernel("gemm", "qkv", phase, 2.0 * 64**3, 3 * 4.0 * 64**2, "fp32", (1, 64, 64, 64))
         passed = Kernel("memory", "residual", phase, 0.0, 1e6, "fp32")
         assert step.seconds(product) == pytest.approx(factor * alone.seconds(product) + more)
