@@ -225,16 +225,16 @@ class Program:
     """One training step of the whole job, or a round of `steps`, from 0 to the end of the last op of any rank.
 
     Where cohorts are `steady`, several steps are played without a pause between them, and that part of the ops is the step. FLOPs
-    and tokens are of one step.
+    and tokens are of one step; of ops that are only priced they are left out.
     """
 
     grid: Grid
     cohorts: list[Cohort]
-    model_flops: float  # of the whole job, without recomputation, by the stated counting rule
-    hardware_flops: float  # `model_flops` and what is recomputed
-    dtype: str  # whose peak MFU and HFU are relative to
-    tokens: float  # of the whole job
-    parameters: int  # Ψ of the model
+    model_flops: float = 0.0  # of the whole job, without recomputation, by the stated counting rule
+    hardware_flops: float = 0.0  # `model_flops` and what is recomputed
+    dtype: str = ""  # whose peak MFU and HFU are relative to
+    tokens: float = 0.0  # of the whole job
+    parameters: int = 0  # Ψ of the model
     steps: int = 1
     turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does

@@ -39,6 +39,7 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "out" / "mutants"
 MUTATED = ("sim", "strategies")
+ROOMS = (*MUTATED, "topologies", "reports")  # of tests that may notice
 EQUIVALENT = ROOT / "tests" / "data" / "equivalent_mutants.yaml"
 WANTED = 0.9  # part of the mutants that tests must kill
 KEPT = "tests/results", "tests/test_answers.py", "tests/test_programs.py", "tests/test_refusals.py"
@@ -249,18 +250,22 @@ class Reach:
 
 
 def near(mutant: Mutant) -> list[str]:
-    """Test files: the namesake of the mutant's file, those that import its module, those of its folder, those that name that."""
+    """Test files: the namesake of the mutant's file, those that import its module, those of its folder (or the one
+    around it), those that import from it, those of the same room that name it.
+    """
     path = Path(mutant.path)
     module, folder = ".".join(path.with_suffix("").parts).removesuffix(".__init__"), Path("tests", path).parent
-    named = rf"from {re.escape(module)} import|import {re.escape(module)}\b"
+    while not (ROOT / folder).is_dir():
+        folder = folder.parent
+    named, beside = (rf"(from|import) {re.escape(each)}\b" for each in (module, ".".join(path.parent.parts)))
     ranks: dict[str, int] = {}
-    for room in MUTATED:
-        for file in sorted((ROOT / "tests" / room).rglob("test_*.py")):
-            name, text = file.relative_to(ROOT), file.read_text()
-            closeness = [name.stem == f"test_{path.stem}", re.search(named, text) is not None, name.parent == folder]
-            closeness.append(re.search(rf"\b{folder.name}\b", text) is not None)
-            if any(closeness):
-                ranks[name.as_posix()] = closeness.index(True)
+    for file in sorted(each for room in ROOMS for each in (ROOT / "tests" / room).rglob("test_*.py")):
+        name, text = file.relative_to(ROOT), file.read_text()
+        closeness = [name.parts[1] == path.parts[0] and name.stem == f"test_{path.stem}"]
+        closeness += [re.search(named, text) is not None, name.parent == folder, re.search(beside, text) is not None]
+        closeness.append(name.parts[1] == path.parts[0] and re.search(rf"\b{folder.name}\b", text) is not None)
+        if any(closeness):
+            ranks[name.as_posix()] = closeness.index(True)
     return sorted(ranks, key=lambda name: (ranks[name], name))
 
 

@@ -47,7 +47,7 @@ def program_of(row: str) -> dict[str, Any]:
     costs, program = parts(job.model, resolved), lower(job.model, resolved)
     works = [op.work for cohort in program.cohorts for op in cohort.ops]
     kernels = [(times, item) for work in works if isinstance(work, Block) for times, item in work.items()]
-    texts = _Texts()
+    texts = Texts()
     every = [costs.embedding, *costs.layers, costs.head, *program.cohorts]
     every.append(dataclasses.replace(program, cohorts=[]))
     return {
@@ -60,7 +60,7 @@ def program_of(row: str) -> dict[str, Any]:
     }
 
 
-class _Texts:
+class Texts:
     """Every field of an object that is not at its default as a text; objects that are met again are written once."""
 
     def __init__(self) -> None:

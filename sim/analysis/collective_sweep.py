@@ -102,14 +102,14 @@ def lone(
     if operation == "send":
         return _sends(topology, prices, ranks, sizes)
     works = [Collective(operation, size, "dp", operation, algorithm) for size in sizes]
-    program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])], 1, 1, "bf16", 1, 1)
+    program = Program(Grid.of(dp=ranks), [Cohort({}, [Op("s", work) for work in works])])
     return CollectiveCosts(program, topology, prices), works
 
 
 def _sends(topology: Topology, prices: Prices, ranks: int, sizes: Sequence[float]) -> tuple[CollectiveCosts, list[Send]]:
     works = [Send(size, 1, "send") for size in sizes]
     cohorts = [Cohort({"pp": 0}, [Op("s", work) for work in works]), Cohort({"pp": 1}, [])]
-    return CollectiveCosts(Program(Grid.of(dp=ranks // 2, pp=2), cohorts, 1, 1, "bf16", 1, 1), topology, prices), works
+    return CollectiveCosts(Program(Grid.of(dp=ranks // 2, pp=2), cohorts), topology, prices), works
 
 
 def sweep(

@@ -49,17 +49,6 @@ def _elements(weight: Weight, model: Model, apart: bool) -> list[int]:
     return [count * weight.columns for count in rows] * weight.copies
 
 
-def matrices(part: LayerCost, model: Model, tied: int = 0) -> dict[Matrix, int]:
-    """Shape -> how many of them `part` has. tied: elements of its copy of the token embedding, where its own has none.
-
-    The product that makes a weight's gradient has the weight's shape; embeddings, which are looked up, have no product.
-    """
-    shapes: dict[Matrix, int] = {}
-    for _, rows, columns, count in weights(part, model, tied):
-        shapes[rows, columns] = shapes.get((rows, columns), 0) + count
-    return shapes
-
-
 def vectors(part: LayerCost, model: Model) -> int:
     """Biases and norms of a part, roughly: each matrix of a layer has a bias or none has one."""
     of_norm = 2 if model.norm == "layernorm" else 1

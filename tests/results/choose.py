@@ -6,6 +6,7 @@ import multiprocessing
 import signal
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from contextlib import redirect_stderr
 from heapq import heappop, heappush
 from multiprocessing.connection import Connection
@@ -16,24 +17,35 @@ from coverage import Coverage
 
 from sim.collectives import algorithms
 from strategies.models.importers import model_type
+from tests.results.cases import CASES
+from tests.results.files import SAMPLES
 from tests.results.parts import MODELS
+from tests.results.plans import BASES
 from tests.results.questions import answer, kinds
+from tests.results.traced import CASES as MODULES
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 1.2  # seconds of a question
 BUDGET = 40.0  # seconds of all that are kept
 WORTH = (1.0, 0.25, 0.1)  # of a branch that none, one, two of those chosen before reach
 FIXED = 0.03  # seconds that any question costs
-NAMED = "algorithm", "defaults", "file"  # kinds of questions that have names: all of them are kept
+HASHED = "brief", "brief_run", "digest"  # kinds whose questions stay as they are
 LEAST = 12.0  # worth of a question per second
 
 Branch = tuple[str, int, int]
 
 
-def chosen(count: int) -> list[str]:
-    """Of `count` questions of each kind, those to keep, in order."""
+def chosen(count: int, asked: Iterable[str]) -> list[str]:
+    """Of `count` questions of each kind, those to keep, in order: all that have names, and those asked so far of HASHED."""
     reached: dict[str, tuple[set[Branch], float]] = {}
-    for kind in sorted(kinds().keys() - set(NAMED)):
+    named = {
+        "algorithm": algorithms,
+        "case": CASES,
+        "defaults": model_type,
+        "file": [path.name for path in MODELS.glob("*.json")],
+    }
+    named |= {"keys": model_type, "plan": BASES, "reading": SAMPLES, "traced": MODULES}
+    for kind in sorted(kinds().keys() - named.keys() - set(HASHED)):
         for number in range(count):
             name = f"{kind} {number}"
             measured = _measured(name)
@@ -54,8 +66,8 @@ def chosen(count: int) -> list[str]:
             kept.append(name)
     print(f"{len(kept)} questions, {total:.0f} s with coverage, {len(times)} branches", file=sys.stderr)
     kept.sort(key=lambda name: (name.split()[0], int(name.split()[1])))
-    named = {"algorithm": algorithms, "defaults": model_type, "file": (path.name for path in MODELS.glob("*.json"))}
-    return [*kept, *(f"{kind} {name}" for kind in NAMED for name in sorted(named[kind]))]
+    same = (name for name in asked if name.split()[0] in HASHED)
+    return [*kept, *(f"{kind} {name}" for kind, names in named.items() for name in sorted(names)), *same]
 
 
 def _measured(name: str) -> tuple[set[Branch], float] | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from sim.analysis.collective_rounds import collective_rounds
 from sim.collectives import NotApplicable
 from sim.engine.stepped import stepped
 from sim.grid import Grid
@@ -29,6 +31,8 @@ WHERE: list[tuple[str, int, dict[str, Any]]] = [  # clusters, nodes, and what th
     ("dgx-h100", 2, {"fabric.sharp": 3, "node.gpus": 4, "node.nics": 4}),
     ("aws-p4d", 3, {"node.gpus": 1, "node.nics": 1}),
 ]
+OTHER_HALF = {"reduce": "{}+broadcast/flat", "reduce_scatter": "{}+all_gather/ring", "broadcast": "reduce/flat+{}"}
+OTHER_HALF |= {"all_gather": "reduce_scatter/ring+{}"}
 DAMAGE = ["none", "none", "left out", "twice", "swapped", "unknown", "communication", "other stage", "empty row", "paired"]
 
 
@@ -73,15 +77,28 @@ def csv(draw: random.Random) -> Any:
 
 @question
 def algorithm(name: str) -> Any:
-    """The rounds of a collective algorithm in a node and across nodes, and its seconds when all of them are played."""
-    return {f"{cluster} {nodes}": _played(name, load_cluster(cluster, nodes, changes)) for cluster, nodes, changes in WHERE}
+    """The rounds of a collective algorithm in a node and across nodes, and its seconds when all of them are played; what members
+    have after each round.
+    """
+    played = {f"{cluster} {nodes}": _played(name, load_cluster(cluster, nodes, changes)) for cluster, nodes, changes in WHERE}
+    return played | {
+        f"{ranks} ranks": _shown(OTHER_HALF.get(name.partition("/")[0], "{}").format(name), ranks) for ranks in (2, 5, 8)
+    }
+
+
+def _shown(name: str, ranks: int) -> Any:
+    try:
+        rounds = collective_rounds(name, ranks)
+    except UserError as error:
+        return str(error)
+    return rounds.to_dict() | {"each": [dataclasses.asdict(each) for each in rounds.rounds]}
 
 
 def _played(name: str, cluster: Cluster) -> Any:
     operation, _, way = name.partition("/")
     grid, size = Grid.of(dp=cluster.gpus), 3e6
     work = Collective(operation, size, "dp", "test", way)
-    program = Program(grid, [Cohort({}, [Op("s", work)])], 1, 1, "bf16", 1, 1)
+    program = Program(grid, [Cohort({}, [Op("s", work)])])
     topology, prices = cluster.topology(), Prices(profile_for(cluster.node.gpu.name), cluster.node.gpu)
     try:
         fluid = OpCosts(program, topology, prices).collective(work, 0)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import re
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.lowering.parameter_servers import parameter_servers
 from strategies.memory_by_layer import memory_by_layer
-from strategies.models.importers import read_hugging_face
+from strategies.models.importers import Reader, model_type, read_hugging_face
 from strategies.models.model import load_model
 from strategies.predict import predict, prices_of
 from strategies.read_job import read_job
@@ -31,6 +33,7 @@ from topologies.reading import UserError
 
 MODELS = Path(__file__).parent.parent / "data" / "models"
 OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "scatter", "gather", "barrier"]
+VALUES: list[Any] = [True, False, 2, 3, 0.25, "gelu", None, [0, 1, 1, 0], {"0": "a", "1": "b", "2": "c"}]  # of keys of files
 ALGORITHMS = ["auto", "auto", "auto", "ring", "tree", "direct", "bruck", "hierarchical", "binomial", "chain", "auto/ll128"]
 
 
@@ -84,9 +87,8 @@ def file(name: str) -> Any:
     }
 
 
-@question
-def defaults(name: str) -> Any:
-    """A model type whose file says only what it must."""
+def _least(name: str) -> tuple[dict[str, Any], Any]:
+    """What the file of a model type must say, and the fields that are read."""
     said: dict[str, Any] = {"model_type": name, "hybrid_override_pattern": "M*-E"}
     while True:
         try:
@@ -97,7 +99,38 @@ def defaults(name: str) -> Any:
                 raise
             said[missing[1]] = 4 if "layer" in missing[1] else 8 if "head" in missing[1] else 512
         else:
-            return {"said": sorted(said), "fields": model}
+            return said, model
+
+
+@question
+def defaults(name: str) -> Any:
+    """A model type whose file says only what it must."""
+    said, model = _least(name)
+    return {"said": sorted(said), "fields": model}
+
+
+@question
+def keys(name: str) -> Any:
+    """A model type whose file says one thing besides: fields that another value of a key changes, and a hash of what to."""
+    said, model = _least(name)
+    reader = Reader(said, name)
+    model_type[name](reader)
+    result: dict[str, Any] = {}
+    for key in sorted(reader.read - {"model_type"}):
+        changed, digest = list[str](), hashlib.sha256()
+        for value in VALUES:
+            try:
+                other, ignored = read_hugging_face(said | {key: value}, name)
+            except UserError as error:
+                changed.append("refused")
+                digest.update(str(error).encode())
+                continue
+            fields = {field: other.get(field) for field in other | model if other.get(field) != model.get(field)}
+            changed.append(" ".join(sorted(fields)) or "-")
+            digest.update(f"{sorted(fields.items())} {ignored}".encode())
+        named = [f"{text} ×{len(list(same))}" for text, same in groupby(changed)]
+        result[key] = f"{', '.join(named)} {digest.hexdigest()[:8]}"
+    return result
 
 
 def _costs(name: str, kernels: str) -> dict[str, list[float]]:

@@ -6,6 +6,7 @@ import random
 from typing import Any
 
 from reports.api.jobs import reader
+from strategies.job import Job
 from strategies.planner.advise import advise as advised
 from strategies.planner.arguments import arguments_of
 from strategies.planner.auto_plan import quick_way, with_auto_plan
@@ -68,7 +69,12 @@ def _space(draw: random.Random, most: int) -> Space:
 def bounds(draw: random.Random) -> Any:
     """Every bound of every plan of a space."""
     job = started(random_question_job(draw))
-    plans, prices = candidates(job, _space(draw, 3)), prices_of(job)
+    return bounds_in(job, _space(draw, 3))
+
+
+def bounds_in(job: Job, space: Space) -> dict[str, Any]:
+    """Every bound of every plan of a space of a job that a search began with."""
+    plans, prices = candidates(job, space), prices_of(job)
     kinds = kinds_of(plans, prices)
     limits = bounds_of(plans, kinds, prices)
     refiner = Refiner(plans, kinds, limits, prices)

@@ -32,7 +32,7 @@ def one_of(draw: random.Random, names: Iterable[str]) -> str:
 
 def kinds() -> dict[str, Question]:
     """All kinds by name."""
-    for room in ("steps", "planning", "runs", "parts", "orders"):
+    for room in ("steps", "planning", "runs", "parts", "orders", "traced", "cases", "files", "plans"):
         import_module(f"tests.results.{room}")
     return KINDS
 

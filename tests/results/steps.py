@@ -60,7 +60,7 @@ def step(draw: random.Random) -> Any:
     """A played step."""
     job = random_question_job(draw)
     timeline = simulate(job)
-    return tables(timeline) | {"layers": memory_by_layer(job, summarise(timeline)), "job": repr(job)}
+    return tables(timeline) | {"layers": memory_by_layer(job, summarise(timeline)), "job": repr(job), "notes": job.notes}
 
 
 @question

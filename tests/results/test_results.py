@@ -60,6 +60,6 @@ if __name__ == "__main__":
     if sys.argv[1:2] == ["--choose"]:
         from tests.results.choose import chosen
 
-        write(chosen(int(sys.argv[2])))
+        write(chosen(int(sys.argv[2]), kept()))
     else:
         write(list(kept()))

@@ -18,6 +18,7 @@ PLANS = (
     {"tp": 4, "pp": 2, "data_parallel": "zero1", "accumulation": 8},
     {"data_parallel": "zero3", "accumulation": 2},
     {"tp": 3, "data_parallel": "zero1", "accumulation": 2},
+    {"data_parallel": "local_sgd", "local_steps": 2, "accumulation": 1, "kernels": "torch"},
 )
 
 
@@ -28,7 +29,8 @@ def job(plan: dict, nodes: int = 4, **fields: object) -> Job:
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
 def test_disjoint_nodes_on_a_fabric_that_does_not_block_are_alone_to_the_bit(plan: dict) -> None:
-    usual = simulate(job(plan)).step
+    timeline = simulate(job(plan))
+    usual = timeline.step / timeline.program.steps
     for answer in together([job(plan), job(plan)], steps=2):
         assert answer.steps == (usual, usual)
         assert answer.alone == usual

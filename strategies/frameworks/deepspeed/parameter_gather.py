@@ -14,7 +14,8 @@ from sim.program import COMPUTE, Block, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.parameter_gather import ParameterGather
 from strategies.data_parallel.shard_padding import padded
 from strategies.frameworks.deepspeed.options import DeepSpeed
-from strategies.layers.weight_matrices import matrices, vectors
+from strategies.layers.operators import Shape
+from strategies.layers.weight_matrices import vectors
 from strategies.lowering.stage import Stage
 from strategies.plan.resolved import Resolved
 
@@ -47,20 +48,17 @@ class DeepSpeedGather(ParameterGather):
         if self.kept:
             return 0
         if part not in self._persistent:
-            least = self.options.stage3_param_persistence_threshold
-            small = [shape for shape in self.stage.shapes(part) if math.prod(shape) <= least]
-            self._persistent[part] = padded(self.stage.plan, small, self.stage.plan.shards)
+            self._persistent[part] = padded(self.stage.plan, self._small(part), self.stage.plan.shards)
         return self._persistent[part]
+
+    def _small(self, part: int) -> list[Shape]:
+        """Parameters of the part that are small enough to stay."""
+        least = self.options.stage3_param_persistence_threshold
+        return [shape for shape in self.stage.shapes(part) if math.prod(shape) <= least]
 
     def vectors(self, part: int) -> int:
         """Biases and norms of the part."""
         return vectors(self.stage.parts[part], self.stage.model)
-
-    def tensors(self, part: int) -> list[int]:
-        """Elements of each matrix of the part."""
-        stage = self.stage
-        shapes = matrices(stage.parts[part], stage.model, stage.tied if part == len(stage.parts) - 1 else 0)
-        return [rows * columns for (rows, columns), count in shapes.items() for _ in range(count)]
 
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
@@ -95,18 +93,15 @@ class DeepSpeedGather(ParameterGather):
         if not elements or plan.copies == 1:
             return
         if not self.options.coalesced:  # one list, and of each tensor a copy of every rank's part
-            least = self.options.stage3_param_persistence_threshold
-            kept = sum(size <= least for part in parts for size in self.tensors(part))
-            kept += sum(map(self.vectors, parts)) if self.stage.model.hidden <= least else 0
-            pieces = plan.shards * (1 + kept)
+            pieces = plan.shards * (1 + sum(len(self._small(part)) for part in parts))
         self.all_gather(elements, plan.sharing, (after,), (), plan.bytes_per_element, pieces=pieces)
 
     def resident(self) -> Memory:
         """What is held besides the rank's part: parameters that are never released, a second copy, the buffer of gradients."""
         stage, plan = self.stage, self.stage.plan
-        if plan.copies == 1:
-            return ()
         small = sum(self.persistent(part) for part in range(len(stage.parts))) * plan.bytes_per_element
+        if plan.copies == 1:  # nothing is reduced
+            return (("parameter", float(small)),) if small else ()
         second = stage.parameters * plan.bytes_per_element / self.options.zero_hpz_partition_size
         copy = second if self.options.zero_hpz_partition_size > 1 else 0.0
         return ("parameter", float(small + copy)), ("buffer", float(self.options.reduce_bucket_size * plan.bytes_per_gradient))

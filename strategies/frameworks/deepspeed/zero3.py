@@ -117,8 +117,7 @@ class DeepSpeedZero3(ShardedParameters):
         self._bucket.append((part, after))
 
     def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
-        """Reduce what is left in the buckets, beside which the rank's part of the gradients is there."""
-        stage.has_gradients = True
+        """Reduce what is left in the buckets."""
         self._flush(stage)
         self._quantised.finish()
 

@@ -7,6 +7,7 @@ from typing import Any
 from strategies.models.importers import Reader, model_type
 from strategies.models.importers.layer_types import CHUNKED, FULL, kinds_of, known, per_layer
 from strategies.models.importers.llama import grouped_heads, llama_like
+from topologies.reading import UserError, shown
 
 
 @model_type("llama4")
@@ -23,6 +24,8 @@ def llama4(config: Reader) -> dict[str, Any]:
     fields["experts"] = {"experts": experts, "chosen": chosen, "ffn": expert, "shared": 1}
     step = config.optional("interleave_moe_layer_step", 1) or 1
     mixtures = config.value("moe_layers") or list(range(step - 1, layers, step))
+    if not isinstance(mixtures, list):
+        raise UserError(f"{config.where}: moe_layers={shown(mixtures)} must be a list of layers")
     every = config.optional("no_rope_layer_interval", 4) or 4
     turned = per_layer(config, "no_rope_layers", layers, [int((layer + 1) % every != 0) for layer in range(layers)])
     attends = per_layer(config, "layer_types", layers, [CHUNKED if rope else FULL for rope in turned])

@@ -22,8 +22,8 @@ def mamba2(config: Reader) -> dict[str, Any]:
     config.harmless(*_HARMLESS, "norm_before_gate", "rms_norm", "head_dim")
     bias = config.flag("use_bias", False)
     own = {
-        "heads": config.optional("num_heads", 128),
-        "head_dim": config.optional("head_dim", 64),
+        "heads": config.integer("num_heads", 128),
+        "head_dim": config.integer("head_dim", 64),
         "state": config.optional("state_size", 128),
         "groups": config.optional("n_groups", 8),
         "conv": config.optional("conv_kernel", 4),

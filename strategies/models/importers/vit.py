@@ -16,8 +16,8 @@ def vit(config: Reader) -> dict[str, Any]:
     if name not in ("ViTForImageClassification", "ViTModel"):
         raise UserError(f"{config.where}: architectures[0]='{name}' is not read; known: ViTForImageClassification, ViTModel")
     config.harmless("pooler_output_size", "encoder_stride", "pooler_act")
-    patches = {key: config.optional(f"{key}_size", size) for key, size in (("image", 224), ("patch", 16))}
-    images = {"image": patches["image"], "size": patches["patch"], "channels": config.optional("num_channels", 3)}
+    patches = {key: config.integer(f"{key}_size", size) for key, size in (("image", 224), ("patch", 16))}
+    images = {"image": patches["image"], "size": patches["patch"], "channels": config.integer("num_channels", 3)}
     hidden, bias = config.optional("hidden_size", 768), config.flag("qkv_bias", True)
     return {
         "family": "encoder",

@@ -88,7 +88,7 @@ class _Recorder(TorchDispatchMode):
         self.kept: dict[int, str] = {}  # storage -> name, of what autograd keeps
         self.live: dict[int, tuple[Any, float]] = {}  # storage -> weak reference, bytes
         self.entered: list[set[int]] = [set() for _ in blocks]  # storages of each block's inputs
-        self.pinned: list[Any] = []
+        self.pinned: list[Any] = []  # so that no other storage gets the address of one that is told by it
         self.gradients: set[int] = set()  # storages of parameters' gradients
         self.made: set[int] = set()  # storages of the last operator's results
         self.in_backward = self.is_paused = False
@@ -152,6 +152,7 @@ class _Recorder(TorchDispatchMode):
             with self.paused():
                 labels = torch.zeros(rows.shape[0], dtype=torch.long, device="meta")
                 self.outside.add(labels.untyped_storage()._cdata)
+                self.pinned.append(StorageWeakRef(labels.untyped_storage()))
             return functional.cross_entropy(rows.float(), labels)
         self.trace.loss = "the loss is the sum of the module's result"
         return result.float().sum()
@@ -188,8 +189,9 @@ class _Recorder(TorchDispatchMode):
                 self.trace.ops[-1].live -= float(storage.nbytes())
             self.trace.saved.setdefault(node, []).append((self.kept[key], float(storage.nbytes())))
             self.part_of_node.setdefault(node, (self.part, self.path[-1]))
-            self.pinned.append(StorageWeakRef(storage))  # so that no other storage gets its address
-        return tensor
+            self.pinned.append(StorageWeakRef(storage))
+        with self.paused():
+            return tensor.detach()  # a result that its own node keeps would never go, but for the search for cyclic garbage
 
     @staticmethod
     def _node() -> int:

@@ -136,7 +136,7 @@ def _stages(job: Job, plan: Resolved, cohort: Cohort) -> list[Stage]:
 def _prices(job: Job, plan: Resolved, ops: Sequence[Op], prices: Prices) -> WorkSeconds:
     """Seconds of each communication among dp ranks and with the host."""
     talk = [op for op in ops if isinstance(op.work, Collective | Send)]
-    program = Program(plan.grid, [Cohort({"pp": 0}, talk)], 1, 1, plan.precision, 1, 1)
+    program = Program(plan.grid, [Cohort({"pp": 0}, talk)])
     pricing = CollectiveCosts(program, job.cluster.topology(), prices)
     together = alike(job.cluster, plan.grid)
     return {

@@ -185,7 +185,7 @@ def pricing_of(job: Job, grid: Grid, alone: bool, ops: list[Op], prices: Prices)
     if alone:
         return Soonest(job, grid, ops, prices)
     at = {"pp": 0} if grid.degree("pp") > 1 else {}
-    return OpCosts(Program(grid, [Cohort(at, ops)], 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
+    return OpCosts(Program(grid, [Cohort(at, ops)]), job.cluster.topology(), prices)
 
 
 def _seconds(pricing: OpCosts, blocks: dict[str, Block]) -> dict[str, float]:

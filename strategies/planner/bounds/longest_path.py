@@ -85,7 +85,7 @@ def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
         cohort = program.cohorts[number]
         own = list(_own(program, number))
         exchange = Cohort(cohort.at, [Op("", work) for work in own])
-        talk = OpCosts(Program(plan.grid, [exchange], 1, 1, plan.precision, 1, 1), topology, prices)
+        talk = OpCosts(Program(plan.grid, [exchange]), topology, prices)
         result |= {work: talk.collective(work, 0).alone for work in own}
     return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
 
@@ -99,7 +99,7 @@ def _local(job: Job, plan: Resolved, program: Program, prices: Prices) -> OpCost
     """Prices of blocks whose groups are alone."""
     grid = inside(plan)
     cohort = Cohort({"pp": 0} if grid.degree("pp") > 1 else {}, list(_blocks(program).values()))
-    return OpCosts(Program(grid, [cohort], 1, 1, plan.precision, 1, 1), job.cluster.topology(), prices)
+    return OpCosts(Program(grid, [cohort]), job.cluster.topology(), prices)
 
 
 def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:

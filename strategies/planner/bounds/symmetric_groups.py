@@ -103,7 +103,7 @@ class Soonest(OpCosts):
 
     def __init__(self, job: Job, grid: Grid, ops: list[Op], prices: Prices) -> None:
         stages = [Cohort({"pp": stage}, [] if stage else ops) for stage in _different(job.cluster, grid)]
-        super().__init__(Program(grid, stages, 1, 1, job.plan.precision, 1, 1), job.cluster.topology(), prices)
+        super().__init__(Program(grid, stages), job.cluster.topology(), prices)
         self._soonest: dict[Collective | Send, TransferCost] = {}
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:

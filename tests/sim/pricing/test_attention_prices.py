@@ -160,6 +160,8 @@ def test_thread_blocks_of_an_ordered_pass_take_turns() -> None:
     """Two heads of 256 keys on 3 multiprocessors: two thread blocks each, four, of which one waits: 2 in place of 4/3."""
     assert ordered_stretch(3, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.5)
     assert ordered_stretch(4, (1, 2, 2, 256, 256, 64, 0)) == pytest.approx(1.0)
+    for sms in (0, 1):  # of which one is idle never, however many are unknown
+        assert ordered_stretch(sms, (1, 2, 2, 256, 256, 64, 1)) == 1.0
     causal = ordered_stretch(4, (1, 2, 2, 256, 256, 64, 1))
     assert causal == pytest.approx(2 / 1.5)  # two blocks of queries see the first keys, one the last
 

@@ -13,11 +13,12 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.transfers import algorithm_choice
+from sim.pricing.transfers.aggregation import serves
 from sim.pricing.transfers.algorithm_choice import AlgorithmChoice
 from sim.pricing.transfers.link_merging import wire
 from sim.pricing.transfers.sibling_groups import Membership, lanes, placements
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import Traffic, endpoints
+from sim.pricing.transfers.wiring import Traffic, _loads, endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job
@@ -276,3 +277,37 @@ def test_stages_that_are_shifted_by_whole_periods_choose_alike(name, nodes, chan
     own, many = choices()
     assert shared == own
     assert few < many
+
+
+# -- links and switches of groups ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("links", [4, 1000])
+def test_chunks_that_cross_each_link(links: int) -> None:
+    """Few links are counted one by one, of very many only those that are on a route; what carries nothing loads none."""
+    routes, carried = np.array([[0, 3], [3, -1], [2, -1], [1, 3]]), np.array([[5, 5], [2, 2], [0, 0], [1, 1]])
+    crossed, load = _loads(routes, carried.ravel(), links)
+    assert (crossed.tolist(), load.tolist()) == ([0, 1, 3], [5.0, 1.0, 8.0])
+
+
+@pytest.mark.parametrize(
+    ("leaf", "nic", "second", "third"),
+    [
+        ([[0, 0], [1, 1]], [[0, 1], [2, 3]], True, True),  # a leaf for each group
+        ([[0, 0], [0, 0]], [[0, 1], [2, 3]], False, True),  # one leaf for two trees
+        ([[0, 0], [1, 1]], [[0, 1], [1, 2]], False, False),  # a NIC in two groups
+        ([[0, 0], [1, 1]], [[0, 0], [2, 2]], True, True),  # both members by one NIC
+    ],
+)
+def test_trees_that_fit_switches_that_add(leaf: list[list[int]], nic: list[list[int]], second: bool, third: bool) -> None:
+    """Two groups of two members on nodes of their own. SHARPv2 has a tree at a time per switch, SHARPv3 per port."""
+    node = np.array([[0, 1], [2, 3]])
+    assert [serves(version, node, np.array(leaf), np.array(nic)) for version in (2, 3)] == [second, third]
+
+
+def test_a_node_with_two_nics_below_one_leaf_needs_two_trees() -> None:
+    node, leaf = np.array([[0, 0, 1, 1]]), np.array([[0, 0, 0, 0]])
+    assert serves(2, node, leaf, np.array([[0, 0, 1, 1]]))
+    assert not serves(2, node, leaf, np.array([[0, 1, 2, 3]]))
+    assert serves(3, node, leaf, np.array([[0, 1, 2, 3]]))
+    assert serves(2, node, np.array([[0, 1, 0, 1]]), np.array([[0, 1, 2, 3]]))  # a leaf for each of a node's NICs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -68,3 +69,14 @@ def test_the_start_is_no_interruption() -> None:
         TRAINING._replace(start=170.0, end=200.0),
     ]
     assert costliest(record) == (160.0, 170.0)
+
+
+@pytest.mark.parametrize(("lengths", "longest"), [([10, 5, 7], 0), ([5, 10, 7], 1), ([5, 7, 10], 2), ([7, 7, 5], 0)])
+def test_the_longest_interruption_is_the_first_of_the_longest(lengths: list[int], longest: int) -> None:
+    """Stretches of 100 s with three interruptions between them."""
+    record, begins, now = [Span(0.0, 100.0, "productive")], list[float](), 100.0
+    for length in lengths:
+        begins.append(now)
+        record += [Span(now, now + length, "detection"), Span(now + length, now + length + 100.0, "productive")]
+        now += length + 100.0
+    assert costliest(record) == (begins[longest], begins[longest] + lengths[longest])

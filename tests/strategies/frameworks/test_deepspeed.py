@@ -86,6 +86,26 @@ def test_small_parameters_stay(played) -> None:
     assert held[1] - held[0] == 2 * small
 
 
+SMALL_ONES = 4 * (2 * 2 * 64 + 192 + 64 + 256 + 64) + 2 * 64  # norms and biases of four layers, final norm
+
+
+@pytest.mark.parametrize(
+    ("gpus", "offload", "expected"),
+    [
+        (1, None, {}),
+        (1, {"optimizer": "cpu"}, {}),
+        (1, {"optimizer": "cpu", "parameters": "cpu"}, {"parameter": 2 * SMALL_ONES}),
+        (2, {"optimizer": "cpu", "parameters": "cpu"}, {"parameter": 2 * SMALL_ONES, "buffer": 2 * 5000}),
+    ],
+)
+def test_what_a_rank_holds_besides_its_part(toy_job, gpus, offload, expected) -> None:
+    """Small parameters where the others are elsewhere, and a buffer of gradients where these are reduced."""
+    options = {"stage3_param_persistence_threshold": 256, "reduce_bucket_size": 5000}
+    job = toy_job(gpus, 1, {"tied": False}, {"cpu": CPU}, data_parallel="zero3", deepspeed=options, offload=offload)
+    resident = lower(job.model, job.resolve()).cohorts[0].resident
+    assert {kind: size for kind, size in resident[3:] if size} == expected
+
+
 def test_prefetch_hides_gathers_and_takes_memory(played) -> None:
     base = TWICE
     none, some, every = (

@@ -89,10 +89,13 @@ def test_the_host_makes_a_view_and_a_copy_of_each_piece(played) -> None:
     assert timeline.step > len(gathered) * 16 * 1e-3
 
 
-def test_what_is_never_released_is_gathered_after_the_update_as_one_list(played) -> None:
-    """A tensor per rank, and a copy of each rank's part of each norm and bias: 8 in each of four layers, 2 at the end."""
-    timeline = played({"version": "0.3.13", "stage3_param_persistence_threshold": 1000})
-    assert gathers(timeline)[-1].work.pieces == 16 * (1 + 4 * 8 + 2)
+@pytest.mark.parametrize(("least", "kept"), [(63, 0), (64, 4 * 6 + 2), (191, 4 * 6 + 2), (192, 4 * 7 + 2), (1000, 4 * 8 + 2)])
+def test_what_is_never_released_is_gathered_after_the_update_as_one_list(played, least, kept) -> None:
+    """A tensor per rank, and a copy of each rank's part of each norm and bias: in each of four layers two norms of 2 · 64, biases
+    of 64, 64, 192 and 256, a norm at the end.
+    """
+    timeline = played({"version": "0.3.13", "stage3_param_persistence_threshold": least})
+    assert gathers(timeline)[-1].work.pieces == 16 * (1 + kept)
 
 
 def test_more_ranks_take_the_host_longer(played) -> None:

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from sim.program import Collective, Kernel, Start
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
+from strategies.layers.model_ends import patch_embedding
+from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
 from strategies.models.model import Model, load_model
 from strategies.plan.plan import Plan
@@ -288,3 +290,26 @@ def test_a_class_token_is_a_row_of_its_own_and_one_of_the_positions() -> None:
         sizes[token] = model.parameters, parts(model, resolved(model)).embedding.parameters
     assert sizes[True][1] == 64 * (8 * 8 * 3 + 1) + 64 + 17 * 64
     assert [with_token - without for with_token, without in zip(*sizes.values(), strict=True)] == [2 * 64, 2 * 64]
+
+
+@pytest.mark.parametrize("token", [True, False])
+def test_patches_of_images_are_a_product_with_a_row_for_each(token: bool) -> None:
+    """Two images of 32 by 32 pixels, in bf16, in 16 patches of 8 · 8 · 3 = 192 numbers each, which become 64."""
+    patches = {"image": 32, "size": 8, "class_token": token}
+    fields = {"hidden": 64, "heads": 4, "vocabulary": 0, "context": 16 + token, "positions": "learned", "classes": 10}
+    model = Model.model_validate(GPT | fields | {"family": "encoder", "patches": patches, "head": False})
+    matrix, *more = patch_embedding(RankShapes(model, resolved(model, microbatch=2)))
+    ends = 2 * (32 * 64 + 32 * 192 + 64 * 192)
+    kernels = [(item.kind, item.label, item.bytes) for item in (*matrix.forward, *matrix.weight_gradient)]
+    assert kernels == [
+        ("memory", "image patches", 2 * 2 * 32 * 192),
+        ("gemm", "patch embedding", ends),
+        ("gemm", "patch embedding weight", ends),
+        ("reduction", "patch embedding bias", 2 * 32 * 64),
+    ]
+    assert matrix.flops == matrix.forward[1].flops == 2 * 32 * 64 * 192
+    assert (matrix.saved, matrix.temporary) == ({"images": 2 * 2 * 3 * 32 * 32}, 2 * 32 * 192)
+    assert (matrix.shapes, matrix.replicated) == (((64, 192), (64,)), 64 * 192 + 64)
+    kernels = [(item.label, item.bytes) for each in more for item in (*each.forward, *each.weight_gradient)]
+    assert kernels == [("class token", 2 * 2 * 32 * 64), ("class token", 2 * 2 * 64)] * token  # of both images, added up
+    assert [(each.shapes, each.replicated) for each in more] == [(((64,),), 64)] * token

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from click.testing import CliRunner
 
@@ -14,7 +15,7 @@ from sim.engine.parameter_servers import Setting
 from sim.engine.player import run
 from strategies.job import Job
 from strategies.lowering.lower import lower
-from strategies.lowering.parameter_servers import parameter_servers
+from strategies.lowering.parameter_servers import _links, parameter_servers
 from topologies.reading import UserError
 
 
@@ -127,3 +128,20 @@ def test_command() -> None:
     data = json.loads(CliRunner().invoke(shardyard.main, [*asked, "--json"]).stdout)
     assert data["fits"]
     assert sum(data["played"]["staleness"]["histogram"].values()) == 8 * 9
+
+
+@pytest.mark.parametrize(
+    ("shape", "workers", "servers", "shared", "own"),
+    [
+        ((4, 1), [1, 2, 3], [0], 1.0, 1.0),  # three workers meet at the server's link
+        ((4, 1), [0, 1], [2, 3], 2.0, 1.0),  # half of the model to each of two
+        ((2, 2), [0, 1, 2], [3], 3000.0, 0.5),  # two of three share a NIC, the third is beside the server: all share nothing
+        ((1, 4), [1, 2, 3], [0], 1.0, 1.0),
+    ],
+)
+def test_links_between_workers_and_servers(toy_cluster, toy_prices, shape, workers, servers, shared, own) -> None:
+    """GB/s of models that all workers get together, and one of them, by links of 1 GB/s."""
+    topology = toy_cluster(*shape).topology()
+    for back in (False, True):
+        links = _links(topology, toy_prices(), np.array(workers), np.array(servers), back)
+        assert (links.shared / 1e9, links.own / 1e9, links.latency) == (shared, own, 0.0)

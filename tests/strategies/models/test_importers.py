@@ -49,6 +49,9 @@ def test_model_type_from_architecture_and_text_config(tmp_path: Path) -> None:
     ("file", "changes", "message"),
     [
         ("llama-2-7b", {"model_type": "lama"}, "unknown model type 'lama'; did you mean 'llama'?"),
+        ("vit-base-patch16-224", {"image_size": None}, "image_size=None must be a positive whole number"),
+        ("vit-base-patch16-224", {"num_channels": 0}, "num_channels=0 must be a positive whole number"),
+        ("llama-4-scout", {"moe_layers": True}, "moe_layers=True must be a list of layers"),
         ("llama-2-7b", {"hidden_size": "big"}, "hidden_size='big' must be a whole number"),
         ("llama-2-7b", {"num_hidden_layers": 0}, "num_hidden_layers=0 must be a positive whole number"),
         (

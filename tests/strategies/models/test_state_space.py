@@ -251,6 +251,8 @@ def test_refusals(plan) -> None:
 def test_sizes_that_contradict_each_other_are_refused() -> None:
     with pytest.raises(UserError, match=r"num_heads·head_dim = 128·64 must be expand·hidden_size = 2·4000"):
         read_hugging_face({"model_type": "mamba2", "hidden_size": 4000}, "config.json")
+    with pytest.raises(UserError, match=r"head_dim=None must be a positive whole number"):
+        read_hugging_face({"model_type": "mamba2", "head_dim": None}, "config.json")
     sizes = {"hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32, "intermediate_size": 8192, "vocab_size": 100}
     bamba = sizes | {"model_type": "bamba", "max_position_embeddings": 100}
     nothing = dict.fromkeys(("mamba_expand", "mamba_n_heads"))  # null is as good as nothing

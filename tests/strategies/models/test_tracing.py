@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from functools import cache
@@ -16,6 +17,7 @@ from strategies.layers.model_costs import parts
 from strategies.models.model import Model
 from strategies.models.tracing.inputs import parse_inputs
 from strategies.models.tracing.tracer import trace_of
+from tests.results.traced import MODULES
 from topologies.reading import UserError
 
 RESNET = Path(__file__).parents[3] / "examples/modules/resnet.py"
@@ -149,6 +151,62 @@ def test_of_a_model_without_a_head_the_last_hidden_state_is_summed(file: Path) -
     trace = trace_of(job(f"{file}:headless").model.module, 4, "bf16")
     assert trace.loss == "the module has no head: the loss is the sum of its last hidden state"
     assert not any(size for tensors in trace.saved.values() for _, size in tensors)
+
+
+RETURNING = """
+from types import SimpleNamespace as Output
+import torch
+class Returning(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.one = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        y = self.one(x)
+        return {}
+def build():
+    return Returning()
+"""
+
+
+@pytest.mark.parametrize(
+    ("returned", "loss"),
+    [
+        ("y", "cross-entropy"),
+        ("y[:, :2]", "cross-entropy"),
+        ("y[:, :1]", "the sum of the module's result"),  # of one class
+        ("y.flatten()", "the sum of the module's result"),  # of no rows
+        ("y.sum()", "the module's result is the loss"),
+        ("(y, None)", "cross-entropy"),
+        ("Output(loss=y.sum(), logits=y)", "the module's result is the loss"),
+        ("Output(loss=None, logits=y, last_hidden_state=y)", "cross-entropy"),
+        ("Output(last_hidden_state=y)", "has no head: the loss is the sum of its last hidden state"),
+        ("y.long()", None),
+        ("None", None),
+    ],
+)
+def test_what_the_loss_of_a_result_is(tmp_path: Path, returned: str, loss: str | None) -> None:
+    path = tmp_path / "returning.py"
+    path.write_text(RETURNING.replace("{}", returned))
+    if loss is None:
+        with pytest.raises(UserError, match=r"the module's result is (Tensor|NoneType), of which no loss can be made"):
+            trace_of(job(f"{path}:build").model.module, 4, "bf16")
+        return
+    trace = trace_of(job(f"{path}:build").model.module, 4, "bf16")
+    assert loss in trace.loss
+
+
+def test_what_is_there_does_not_depend_on_when_garbage_is_collected() -> None:
+    """A tensor that its own gradient needs is gone when that is done, and no other is taken for one that is gone."""
+    from strategies.models.tracing.recorder import record
+
+    thresholds, lives = gc.get_threshold(), []
+    module = job(f"{MODULES}:masked", "16:int64").model.module
+    assert module is not None
+    for threshold in (0, 50, 700, 0):  # 0: never
+        gc.set_threshold(threshold)
+        lives.append([op.live for op in record(module, 4, "bf16", fused_attention=True).ops])
+    gc.set_threshold(*thresholds)
+    assert all(each == lives[0] for each in lives)
 
 
 def test_a_norm_reads_and_writes_its_rows_once_and_its_gradient_takes_two_passes(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from shardyard import read_job
 from strategies.planner.search.space import parse_axis
 from strategies.planner.search.workers.executors import Engine
 from strategies.planner.sensitivity import Play
-from strategies.planner.whatif import Case, ask, combinations, crossovers, scaling, sizes
+from strategies.planner.whatif import Case, ask, batched, combinations, crossovers, scaling, sizes
 from topologies.reading import UserError
 
 MODEL = "gpt2-1.5b"
@@ -139,6 +139,13 @@ def test_a_batch_is_kept_or_grows_with_the_gpus_in_whole_microbatches() -> None:
     text = call("whatif", *LINES, *vary).output
     assert "nodes=x1.2: 4 times 1.2 is 4.8, rounded to 5" in text
     assert "--batch scale takes a batch that grows with the GPUs" in text
+
+
+def test_a_batch_that_grows_with_the_gpus_is_a_microbatch_of_each_replica_at_least() -> None:
+    """64 sequences on 16 GPUs are 32 on 8, and 96 on 24: whole microbatches of 8 or 24 replicas."""
+    inputs: list[dict[str, Any]] = [{"nodes": 1}, {"nodes": 1, "plan.microbatch": 16}, {"nodes": 3}, {"nodes": 3, "plan.tp": 8}]
+    grown = batched(read, inputs, "scale")
+    assert [each["plan.global_batch"] for each in grown] == [32, 16 * 8, 96, 96]
 
 
 def test_a_batch_that_varies_takes_the_place_of_accumulation() -> None:

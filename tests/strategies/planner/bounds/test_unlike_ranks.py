@@ -11,9 +11,10 @@ import pytest
 
 from sim.analysis.summary import summarise
 from sim.grid import Grid
+from sim.program import Cohort, Collective, Op, Program
 from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
-from strategies.planner.bounds.symmetric_groups import _different, alike, stages_alike
+from strategies.planner.bounds.symmetric_groups import OfOne, _different, alike, stages_alike
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
@@ -207,3 +208,16 @@ def test_what_is_said_to_be_alike_is_played_as_one() -> None:
             count += 1
             assert simulate(job).op_costs.alike
     assert count > 10
+
+
+def test_a_collective_of_each_rank_alone_takes_the_seconds_of_its_group(toy_cluster: Any, toy_prices: Any) -> None:
+    """tp=4 on nodes of 6 GPUs: the second of three groups is on two nodes and gathers through two NICs of
+    a quarter of its rate each.
+    """
+    gather = Collective("all_gather", 4e9, "tp", "gather", algorithm="ring")
+    program = Program(Grid.of(tp=4, dp=3), [Cohort({}, [Op("tp", gather)])], 1, 1, "bf16", 1, 1)
+    every = OfOne(program, toy_cluster(6, 2, nic="0.25 GB/s").topology(), toy_prices())
+    alone = [every.of(rank).collective(gather, 0).alone for rank in range(12)]
+    assert alone == pytest.approx([3.0] * 4 + [6.0] * 4 + [3.0] * 4)
+    assert not every.alike
+    assert every.of(5).of(0).collective(gather, 0).alone == pytest.approx(3.0)

@@ -96,9 +96,10 @@ def test_a_row_that_was_cut_off_is_left_out_and_the_next_one_kept(tmp_path: Path
         file.write_text(f"{whole}\n{third[:cut]}")
         Results(str(file)).add(row | {"hash": "4" * 12})
         assert list(Results(str(file)).rows) == ["1" * 12, "4" * 12]
-    file.write_text(f"{whole}\nand other words\n{third}\n")
-    with pytest.raises(UserError, match=r"found\.jsonl: is not a table of results"):
-        Results(str(file))
+    for wrong in ("and other words", third.replace("1.0", "NaN"), third.replace('"error": null', '"hash": "5"')):
+        file.write_text(f"{whole}\n{wrong}\n{third}\n")
+        with pytest.raises(UserError, match=r"found\.jsonl: is not a table of results: line 2"):
+            Results(str(file))
 
 
 def test_a_full_disk_keeps_the_rows_that_are_there(
