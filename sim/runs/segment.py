@@ -106,8 +106,6 @@ class Segment:
         """The step of the newest complete save of pause `number`, flushed within `flush` seconds; None: of this segment none."""
         every = self.pauses[number].steps
         step = position.step // every * every
-        if step > self.first and self.saved(step, number) + flush > seconds:
+        while step > self.first and self.saved(step, number) + flush > seconds:
             step -= every
-            while step > self.first and self.saved(step, number) + flush > seconds:
-                step -= every
         return step if step > self.first else None

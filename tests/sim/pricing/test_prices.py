@@ -212,6 +212,11 @@ def test_extrapolation_is_named() -> None:
     assert h100.extrapolation(gemm(4096, 4096, 4096)) is None
     assert "m=100000" in (h100.extrapolation(gemm(100000, 4096, 4096)) or "")
     assert "batch=8" in (h100.extrapolation(gemm(64, 64, 64, batch=8)) or "")
+    low = h100.profile.provenance["gemm"].measured_range["k"][0]
+    half, nothing = (h100.extrapolation(gemm(4096, 4096, k)) or "" for k in (int(low / 2), 0))
+    assert f"k={int(low / 2)} is outside the measured" in half
+    assert half.endswith(f", {low / int(low / 2):.3g} times")
+    assert nothing.endswith(", inf times")
     assert "fp32" in (h100.extrapolation(gemm(4096, 4096, 4096, dtype="fp32")) or "")
     assert "keys=65536" in (h100.extrapolation(attention(1, 8, 4096, 65536, 128)) or "")
     assert "not measured" in (Prices(profile_for("unheard-of"), h100.gpu).extrapolation(gemm(4096, 4096, 4096)) or "")

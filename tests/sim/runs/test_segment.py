@@ -52,6 +52,8 @@ def test_a_flush_makes_a_save_complete_later() -> None:
     segment = Segment(0, 1.0, (Pause(10, 2.0),))
     complete = [segment.complete(seconds, segment.at(seconds), 0, 5.0) for seconds in (16.9, 17.0, 28.9, 29.0)]
     assert complete == [None, 10, 10, 20]
+    late = [segment.complete(seconds, segment.at(seconds), 0, 25.0) for seconds in (36.9, 37.0, 48.9, 49.0)]
+    assert late == [None, 10, 10, 20]
 
 
 def test_a_save_waits_for_the_flush_before_it() -> None:
