@@ -30,6 +30,7 @@ DEEPSPEED = (
         "stage3_max_reuse_distance": 90_000,
     },
     {"zero_quantized_weights": True, "zero_quantized_gradients": True, "stage3_param_persistence_threshold": 0},
+    {"tiles": 3, "reduce_bucket_size": 50_000, "stage3_param_persistence_threshold": 0, "stage3_max_reuse_distance": 10_000},
 )
 CPU = {"memory": "1 TB", "memory_bandwidth": "9 GB/s", "disk": "1 TB", "disk_read": "3 GB/s", "disk_write": "2 GB/s"}
 usual = st.fixed_dictionaries(

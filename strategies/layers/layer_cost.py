@@ -13,6 +13,7 @@ from strategies.layers import gradients, selective_recomputation
 from strategies.layers.operators import Operator, Shape
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
+from strategies.layers.tiling import in_tiles
 from strategies.plan.options import WIDTHS
 
 Tensors = dict[str, float]  # name -> bytes
@@ -84,7 +85,7 @@ class LayerCost:
 
 def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recompute: str) -> LayerCost:
     """What `operators` are together under a recomputation setting."""
-    plan = rank.resolved
+    plan, operators = rank.resolved, in_tiles(rank, operators) if name == "layer" else operators
     kept, restored = tensors_of(operators, recompute, plan.recomputed_modules)
     again = _repeated(operators, recompute, plan.stops_early, plan.recomputed_modules)
     partition, gather = _partitioned(rank, kept, restored) if recompute == "full" else ((), ())

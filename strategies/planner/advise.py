@@ -21,6 +21,7 @@ from strategies.planner.bounds.every_plan import memory_of
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
+from strategies.planner.tiles import with_tiles
 from strategies.predict import prices_of
 from topologies.cluster import Cluster, Node, UnequalCluster
 from topologies.fabric import fabrics
@@ -175,6 +176,9 @@ def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:
     gpus, node = job.cluster.gpus, job.cluster.gpus_per_node
     for hook, name in (("ddp", "DDP"), ("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3 (FSDP)")):
         yield name, _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1}
+    if tiled := with_tiles(job):
+        changes = {"data_parallel": "zero3", "tp": 1, "pp": 1, "deepspeed": tiled}
+        yield f"ZeRO-3 (DeepSpeed), {tiled.tiles} tiles", _PLAIN | changes
     if job.cluster.nodes > 1:
         yield f"HSDP, shards of {node}", _PLAIN | {"data_parallel": "zero3", "shard": node, "tp": 1, "pp": 1}
     for tp in doubling(node):
@@ -200,7 +204,10 @@ def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
     if job.cluster.topology().cpu is not None:
         for hook, name in (("zero1", "ZeRO-1"), ("zero2", "ZeRO-2"), ("zero3", "ZeRO-3")):
             yield f"{name}, optimizer on CPUs", _PLAIN | {"data_parallel": hook, "tp": 1, "pp": 1, "offload": OPTIMIZER}
-        yield "ZeRO-3, everything on CPUs", _PLAIN | {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
+        everything = _PLAIN | {"data_parallel": "zero3", "tp": 1, "pp": 1, "offload": EVERYTHING}
+        yield "ZeRO-3, everything on CPUs", everything
+        if tiled := with_tiles(job):
+            yield f"ZeRO-3 (DeepSpeed), everything on CPUs, {tiled.tiles} tiles", everything | {"deepspeed": tiled}
 
 
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:

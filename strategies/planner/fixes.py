@@ -11,6 +11,7 @@ from strategies.frameworks.settings import EVERYTHING
 from strategies.job import Job
 from strategies.plan.options import Offload
 from strategies.planner.arguments import arguments_of
+from strategies.planner.tiles import with_tiles
 from topologies.cluster import UnequalCluster
 from topologies.reading import UserError
 
@@ -121,6 +122,8 @@ def _ideas(job: Job) -> Iterator[Changes]:
     if dp > 1 and plan.data_parallel in _NEXT_ZERO:
         yield {"data_parallel": _NEXT_ZERO[plan.data_parallel]}
         yield {"data_parallel": "zero3"}
+    if dp > 1 and plan.shards_parameters and plan.tp == 1 and (tiled := with_tiles(job)):
+        yield {"deepspeed": tiled}
     if plan.attention == "materialised":
         yield {"attention": "flash"}
     if plan.recompute != "full":

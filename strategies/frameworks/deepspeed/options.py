@@ -58,6 +58,13 @@ class DeepSpeed(Config):
         False, description="ZeRO++ qgZ: gradients are reduced by all-to-alls of 4-bit integers, inside nodes and then across"
     )
 
+    tiles: PositiveInt = Field(
+        1,
+        le=1024,
+        description="zero3: memory-centric tiling: matrices of layers are cut by their outputs into so many tiles, which are "
+        "gathered, multiplied and released one after the other (deepspeed.zero.TiledLinear, out_splits, in the model's code)",
+    )
+
     @property
     def coalesced(self) -> bool:
         """Whether zero3 gathers and reduces several tensors by one collective."""

@@ -1,4 +1,4 @@
-"""When DeepSpeed's ZeRO-3 gathers and releases parts of a model: a pure function of their sizes and four limits.
+"""When DeepSpeed's ZeRO-3 gathers and releases parts of a model, or tiles of parts: a pure function of sizes and four limits.
 
 github.com/deepspeedai/DeepSpeed deepspeed/runtime/zero/partitioned_param_coordinator.py, fetch_sub_module and
 __params_to_release, with the trace of a forward and a backward pass. The host decides, in the order in which it launches.
@@ -28,7 +28,11 @@ def steps(sizes: Sequence[int], limits: DeepSpeed, lowest: int = 0) -> list[Step
     everything.
     """
     count = len(sizes)
-    trace = [*range(count), *reversed(range(lowest, count))]
+    return steps_of([*range(count), *reversed(range(lowest, count))], sizes, limits)
+
+
+def steps_of(trace: Sequence[int], sizes: Sequence[int], limits: DeepSpeed) -> list[Step]:
+    """The same where a forward and a backward pass use parts, or tiles, in the order of `trace`."""
     live: set[int] = set()
     until: dict[int, int] = {}  # part -> the last step for which it has been looked at
     queue, result = 0, []

@@ -194,14 +194,17 @@ def _write(job: Job) -> WrittenSettings:
     if own.cp > 1 and own.cp_method == "ulysses":
         config["sequence_parallel_size"] = own.cp
     launch = f"deepspeed --num_nodes {job.cluster.nodes} --num_gpus {job.cluster.node.gpus} train.py --deepspeed_config FILE"
-    more = ("optimizer.params: add your own learning rate",) if "optimizer" in config else ()
+    more: tuple[str, ...] = ("optimizer.params: add your own learning rate",) if "optimizer" in config else ()
+    if own.deepspeed and own.deepspeed.tiles > 1:
+        more += (f"to be said in the model's code: deepspeed.zero.TiledLinear(…, out_splits={own.deepspeed.tiles}) in layers",)
     return WrittenSettings(json.dumps(config, indent=2) + "\n", launch, more)
 
 
 def _zero(plan: Plan) -> dict[str, Any]:
     sizes = {"reduce_bucket_size": round(plan.bucket / plan.bytes_per_gradient)} if plan.bucket else {}
     config: dict[str, Any] = {"overlap_comm": plan.overlap}
-    config |= plan.deepspeed.model_dump(exclude_unset=True, exclude={"version", *_CHECKPOINTING}) if plan.deepspeed else sizes
+    elsewhere = {"version", "tiles", *_CHECKPOINTING}
+    config |= plan.deepspeed.model_dump(exclude_unset=True, exclude=elsewhere) if plan.deepspeed else sizes
     for name, place in (("offload_optimizer", "optimizer"), ("offload_param", "parameters")):
         if plan.offload and getattr(plan.offload, place):
             config[name] = {"device": getattr(plan.offload, place)}

@@ -12,6 +12,7 @@ from strategies.data_parallel.hook import Moves
 from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn, zero3_implementations
 from strategies.frameworks.deepspeed.parameter_gather import DeepSpeedGather, options_of
 from strategies.frameworks.deepspeed.prefetch import Step, steps
+from strategies.frameworks.deepspeed.tiles import TiledPasses
 from strategies.frameworks.deepspeed.zero_plus_plus import QuantisedReduction
 from strategies.frameworks.deepspeed_2021.zero3 import TensorwisePasses
 from strategies.lowering.blocks import BACKWARD, FORWARD
@@ -29,7 +30,8 @@ class DeepSpeedZero3(ShardedParameters):
         self._traces: dict[int, list[Step]] = {}
         self._gathered: dict[int, Ref] = {}  # parts on their way
         self._ready: dict[int, Ref] = {}  # what has made parts ready that are there
-        self._bucket: list[tuple[int, Ref]] = []  # parts whose gradients are in the bucket
+        self._bucket: list[tuple[tuple[int, int], Ref]] = []  # elements of gradients, of experts too, and what has made them
+        self._tiled: dict[int, TiledPasses] = {}
         self._tensorwise: dict[int, TensorwisePasses] = {}  # of 2021
         self._quantised = QuantisedReduction()
 
@@ -62,6 +64,8 @@ class DeepSpeedZero3(ShardedParameters):
         gather, overlap, count = self.gather_of(stage), stage.plan.overlap, len(stage.parts)
         if gather.kept or self.tensorwise(stage):
             return self.in_order(stage, turn, after)
+        if gather.options.tiles > 1:
+            return self._in_tiles(stage, turn, after)
         if stage.number not in self._traces:
             self._traces[stage.number] = steps([gather.moving(part) for part in range(count)], gather.options, stage.lowest)
         trace = self._traces[stage.number]
@@ -74,6 +78,17 @@ class DeepSpeedZero3(ShardedParameters):
                 self._ready[step.part] = gather.ready(step.part, self._gathered.pop(step.part), turn.backward)
             ref = self.part(stage, turn, step.part, (self._ready[step.part], *held_up, *after))
             after = () if overlap else tuple(stage.reduced[-1:])
+        return ref
+
+    def _in_tiles(self, stage: Stage, turn: Turn, after: tuple[Ref, ...]) -> Ref:
+        """A pass that gathers matrices tile by tile."""
+        if stage.number not in self._tiled:
+            self._tiled[stage.number] = TiledPasses(stage, self.gather_of(stage))
+        for part in self.order(stage, turn):
+            for ref, elements in self._tiled[stage.number].play(turn, part, after):
+                if elements:
+                    self._collect(stage, (elements, 0), ref)
+                after = () if stage.plan.overlap else tuple(stage.reduced[-1:])
         return ref
 
     def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...]) -> Ref:
@@ -109,12 +124,15 @@ class DeepSpeedZero3(ShardedParameters):
         return self.gather_of(stage).gathered_parameters(part) if step.release else ()
 
     def reduce(self, stage: Stage, turn: Turn, part: int, after: Ref) -> None:
-        """When the bucket has no room for the part's gradients, what is in it is reduced."""
-        gather, room = self.gather_of(stage), options_of(stage.plan).reduce_bucket_size
-        held = sum(sum(gather.elements(waiting)) for waiting, _ in self._bucket)
-        if held + sum(gather.elements(part)) > room:
+        """The part's gradients go into the bucket."""
+        self._collect(stage, self.gather_of(stage).elements(part), after)
+
+    def _collect(self, stage: Stage, elements: tuple[int, int], after: Ref) -> None:
+        """When the bucket has no room for so many gradients, what is in it is reduced."""
+        held = sum(sum(waiting) for waiting, _ in self._bucket)
+        if held + sum(elements) > options_of(stage.plan).reduce_bucket_size:
             self._flush(stage)
-        self._bucket.append((part, after))
+        self._bucket.append((elements, after))
 
     def finish(self, stage: Stage, turn: Turn, ref: Ref, last: bool) -> None:
         """Reduce what is left in the buckets."""
@@ -127,8 +145,7 @@ class DeepSpeedZero3(ShardedParameters):
             tensorwise.flush()
         if not self._bucket:
             return
-        elements = [self.gather_of(stage).elements(part) for part, _ in self._bucket]
-        dense, experts = sum(each for each, _ in elements), sum(each for _, each in elements)
+        dense, experts = (sum(elements[which] for elements, _ in self._bucket) for which in (0, 1))
         if not dense + experts:  # of frozen parts
             self._bucket.clear()
             return

@@ -36,6 +36,8 @@ def belongs(plan: Plan, model: Model) -> Iterator[str]:
         yield f"powersgd contradicts data_parallel={plan.data_parallel}; it describes ddp_powersgd"
     if plan.deepspeed is not None:
         yield from _deepspeed(plan, plan.deepspeed)
+        if plan.deepspeed.tiles > 1:
+            yield from _tiled(plan, plan.deepspeed, model)
     if plan.gradient_sync is not None:
         yield from _synchronised(plan)
     yield from _gradients(plan)
@@ -109,7 +111,7 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"deepspeed contradicts data_parallel={plan.data_parallel}; it describes zero1, zero2, zero3"
     if "bucket" in plan.model_fields_set:
         yield "bucket contradicts deepspeed, whose buckets are reduce_bucket_size and allgather_bucket_size"
-    three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_"))}
+    three = {name for name in options.model_fields_set if name.startswith(("stage3", "zero_", "tiles"))}
     if three and not plan.shards_parameters:
         yield f"deepspeed.{min(three)} contradicts data_parallel={plan.data_parallel}; it describes zero3"
     if not options.coalesced:
@@ -130,6 +132,23 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"{said} shard={plan.shard}: DeepSpeed shards over all ranks"
     if plan.ep_of_dp > 1:
         yield f"{said} ep={plan.ep} is not simulated yet"
+
+
+def _tiled(plan: Plan, options: DeepSpeed, model: Model) -> Iterator[str]:
+    """What tiles of matrices are not simulated with."""
+    unknown = {
+        f"deepspeed.version={options.version}": not options.coalesced,
+        "ZeRO++": options.hierarchical or options.zero_quantized_weights,
+        "deepspeed.cpu_checkpointing": options.cpu_checkpointing,
+        f"tp={plan.tp}": plan.tp > 1,
+        "fp8": plan.fp8 is not None,
+        "lora": plan.lora is not None,
+        "freeze": plan.freeze is not None,
+        "recompute=operators": plan.recompute == "operators",
+        f"the experts of {model.name}": model.experts is not None,
+        f"the traced module {model.name}": model.module is not None,
+    }
+    yield from (f"deepspeed.tiles={options.tiles} is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _checkpoints(plan: Plan, options: DeepSpeed) -> Iterator[str]:

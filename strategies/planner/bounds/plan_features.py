@@ -31,7 +31,7 @@ NAMES = (
     "late",  # whether nothing moves before the last backward pass
     "in turn",  # whether nothing runs beside them without overlap
     "kept",  # whether gathered parameters stay until the backward pass
-    "whole",  # whether parameters are sharded
+    "whole",  # whether sharded parameters of a part are gathered together
     "gathered",  # bytes of a gathered parameter, at least
     "passing",  # whether gradients of a part are whole until they are reduced
     "after loss",  # whether the loss is outside of what parameters are gathered for
@@ -68,6 +68,7 @@ def _own(plan: Resolved) -> tuple[float, ...]:
     elsewhere = offloaded(plan.offload, hook.shards)
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     whole = shared and "parameter" in hook.shards
+    at_once = whole and (plan.deepspeed is None or plan.deepspeed.tiles == 1)  # a part's parameters and gradients
     return (
         *there,
         own[2],
@@ -81,8 +82,8 @@ def _own(plan: Resolved) -> tuple[float, ...]:
         moves.late,
         hook.in_turn(plan),
         whole and not plan.reshard,
-        whole,
+        at_once,
         plan.least_gathered,
-        whole,
+        at_once,
         plan.of_pytorch,
     )

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from strategies.frameworks import sets_with
 from strategies.job import FIELDS, Job
 from strategies.plan.plan import SEQUENCE, Plan
+from strategies.planner.tiles import with_tiles
 from strategies.schedules import schedules
 from topologies.reading import UserError, load_yaml, nearest, parse_value, plain, shown
 
@@ -162,7 +163,8 @@ def _several(value: Any) -> bool:
 def default_space(job: Job) -> Space:
     """What people vary: degrees up to a node's GPUs (tp), the layers (pp), the experts (ep); schedules, microbatches,
     recomputation, what dp ranks shard, whether pipeline neighbours are placed nearer than dp neighbours, whether gradients and
-    parameters travel beside compute, and what lies on the CPUs; on each axis also what the job says.
+    parameters travel beside compute, and what lies on the CPUs; matrices in tiles where the largest layer needs them; on each
+    axis also what the job says.
     """
     model, cluster = job.model, job.cluster
     tp = [{"plan.tp": d, "plan.sequence_parallel": d > 1} for d in doubling(min(cluster.node.gpus, model.heads))]
@@ -186,6 +188,8 @@ def default_space(job: Job) -> Space:
         "plan.overlap": _each("plan.overlap", [True, False]),
         "plan.offload": _places(job),
     }
+    if tiled := with_tiles(job):
+        axes["plan.deepspeed"] = _each("plan.deepspeed", [None, tiled])
     return Space(tuple(Axis(name, tuple(_with_own(job.plan, choices))) for name, choices in axes.items()))
 
 

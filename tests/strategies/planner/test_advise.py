@@ -173,6 +173,12 @@ JOBS = [
     {"model": "llama-3.1-8b", "nodes": 2, "plan": LONG | {"order": "tp-cp-pp-ep-dp"}},
     {"model": "mixtral-8x7b", "nodes": 2, "plan": {"ep": 8, "imbalance": 1.1, "sequence": 4096}},
     {"model": "llama-3.1-8b", "nodes": 1, "plan": {"data_parallel": "zero1", "deepspeed": {"allgather_bucket_size": 1000000}}},
+    {
+        "model": "llama-3.1-405b",
+        "nodes": 2,
+        "overrides": {"model.hidden": 32768, "model.ffn": 131072},
+        "plan": {"sequence": 4096},
+    },
     {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "fp8": {"gather": True}, "fused_optimizer": False}},
 ]
 

@@ -183,3 +183,18 @@ def test_more_nodes_are_as_few_as_possible_with_the_change_of_least_consequence(
     assert changes_of(lambda other: other.plan.data_parallel == "zero3") == [{"nodes": 2, "data_parallel": "zero3"}]
     both = [{"nodes": 2, "data_parallel": "zero3", "recompute": "full"}]
     assert changes_of(lambda other: other.plan.data_parallel == "zero3" and other.plan.recompute == "full") == both
+
+
+def test_a_layer_that_is_too_large_is_cut_into_tiles() -> None:
+    """A GPT-like layer of hidden size 32,768 has 12 h² = 12.9e9 parameters: 52 GB with its gradients, of 80 GB; a quarter of 80
+    has room for a third of it, so that 4 tiles do.
+    """
+    large = {"model.hidden": 32768, "model.ffn": 4 * 32768, "model.heads": 256}
+    plan = {"sequence": 1024, "global_batch": 64, "recompute": "full"}
+    job = shardyard.read_job(
+        model="gpt-1.7b", overrides=large, cluster="dgx-h100", nodes=1, plan=plan | {"data_parallel": "zero3"}
+    )
+    (tiled,) = [idea["deepspeed"] for idea in _ideas(job) if "deepspeed" in idea]
+    assert tiled.tiles == 4
+    assert not any("deepspeed" in idea for idea in _ideas(job.__class__(job.name, job.model, gpt().plan, job.cluster)))
+    assert not any("deepspeed" in idea for idea in _ideas(gpt(data_parallel="zero3")))

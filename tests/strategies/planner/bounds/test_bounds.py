@@ -136,6 +136,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
             "zero_hpz_partition_size": st.sampled_from([2, 4]),
             "cpu_checkpointing": st.just(True),
             "partition_activations": st.just(True),
+            "tiles": st.sampled_from([1, 3]),
         },
     ),
 }
