@@ -162,3 +162,14 @@ def test_a_mistake_in_a_files_plan_names_the_file(tmp_path: Path) -> None:
         read_job(file)
     with pytest.raises(UserError, match=r"^plan: tp=0: input should be"):
         read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"tp": 0})
+
+
+def test_a_sequence_that_was_not_asked_for_is_said() -> None:
+    """Llama-3.1 reads 131,072 tokens, and is trained on 8,192 by default; GPT-3's 2,048 are all it reads."""
+
+    def said(model: str, **plan: Any) -> bool:
+        return any("tokens by default" in note for note in read_job(model=model, cluster="dgx-h100", plan=plan).notes)
+
+    assert said("llama-3.1-8b")
+    assert not said("llama-3.1-8b", sequence=4096)
+    assert not said("gpt3-175b")

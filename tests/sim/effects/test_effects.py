@@ -156,6 +156,39 @@ def test_a_node_that_lost_all_nics_cannot_send(toy_cluster, toy_prices) -> None:
         run(program(*cohorts, tp=2, pp=2), toy_cluster(2, nodes=2).topology(), toy_prices(), effects=effects)
 
 
+def test_a_node_of_one_gpu_that_lost_its_nic_has_none_left(toy_cluster, toy_prices) -> None:
+    cohorts = [Cohort({"pp": 0}, [Op("send", Send(4e9, 1, "x"))]), Cohort({"pp": 1})]
+    for node in 0, 1:
+        effects = read_effects([f"node {node} nic 0: lost"], "effects")
+        with pytest.raises(UserError, match=f"node {node} has no NIC left"):
+            run(program(*cohorts, pp=2), toy_cluster(1, nodes=2).topology(), toy_prices(), effects=effects)
+
+
+def test_the_first_gpu_that_fails_is_the_one_that_is_noticed(toy_cluster, toy_prices) -> None:
+    """Each waits for what is left of it; after the watchdog's ten minutes from the first failure nothing is waited for."""
+    gather = Collective("all_gather", 2e9, "dp", "gather")
+    cohort = Cohort({}, [Op("compute", block(3.0)), Op("dp", gather, (Ref(0, 0),))])
+    given = read_effects(["gpu 2: fails at 2 s", "gpu 1: fails at 1 s"], "e")
+    with pytest.raises(StepHangsError, match="gpu 1: fails at 1") as raised:
+        run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=given)
+    assert raised.value.detected == raised.value.silent + 600
+
+
+def test_ranks_that_effects_make_unlike_have_a_limit_of_their_own(toy_cluster, toy_prices, monkeypatch) -> None:
+    """Two lanes of one op each."""
+    cohort = Cohort({}, [Op("compute", block(1.0))])
+
+    def play(perturbed: int, unfolded: int) -> int:
+        monkeypatch.setattr("sim.engine.folding.MAX_PERTURBED_OPS", perturbed)
+        monkeypatch.setattr("sim.engine.folding.MAX_UNFOLDED_OPS", unfolded)
+        given = read_effects("gpu 2: speed 0.5", "e")
+        return len(run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=given).lanes)
+
+    assert play(2, 0) == 2
+    with pytest.raises(UserError, match="more than 1 ops; name fewer GPUs"):
+        play(1, 500_000)
+
+
 def test_a_gpu_that_fails_lets_the_others_wait(toy_cluster, toy_prices) -> None:
     gather = Collective("all_gather", 2e9, "dp", "gather")
     cohort = Cohort({}, [Op("compute", block(3.0)), Op("dp", gather, (Ref(0, 0),))])

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sim.program import Collective, Kernel, Start
+from strategies.frameworks.pytorch.operators import rotary
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
 from strategies.layers.model_ends import patch_embedding
@@ -313,3 +314,11 @@ def test_patches_of_images_are_a_product_with_a_row_for_each(token: bool) -> Non
     kernels = [(item.label, item.bytes) for each in more for item in (*each.forward, *each.weight_gradient)]
     assert kernels == [("class token", 2 * 2 * 32 * 64), ("class token", 2 * 2 * 64)] * token  # of both images, added up
     assert [(each.shapes, each.replicated) for each in more] == [(((64,),), 64)] * token
+
+
+def test_rotary_positions_of_pytorch_need_three_tensors_meanwhile() -> None:
+    """x · cosine, the rotated halves of x, and these · sine, before they are added."""
+    model = Model(**LLAMA)
+    rank = RankShapes(model, resolved(model, kernels="torch"))
+    elements = 1000
+    assert rotary(rank, elements).temporary == 3 * rank.element * elements
