@@ -36,3 +36,21 @@ def test_data_parallelism_sends_its_share_of_the_parameters_to_all_but_one(plan:
     assert answer.total["dp"].psi == pytest.approx(psi * (job.resolve().dp - 1), rel=0.015)
     assert sum(sent.bytes for sent in answer.total.values()) == pytest.approx(matrix(timeline).sum())
     assert "total" not in summarise(timeline).to_dict()
+
+
+@pytest.mark.parametrize("nodes", [4, 8])
+def test_inner_ranks_of_two_trees_send_more_than_their_roots(nodes: int) -> None:
+    """Two trees with half of the buffer each: 2 (n − 1) halves go up and as many down. A rank that is inner in one and a leaf in
+    the other sends half a buffer up and two down there, and half up here: two buffers, of which n ranks would send 2n.
+    """
+    job = read_job(
+        overrides=["model.layers=1", "cluster.node.gpus=1", "cluster.node.nics=1"],
+        model="gpt-1.7b",
+        cluster="dgx-a100",
+        nodes=nodes,
+        plan={"sequence": 1024, "microbatch": 1, "data_parallel": "ddp", "algorithm": "all_reduce/tree"},
+    )
+    answer = summarise(simulate(job), total=True)
+    assert answer.total is not None
+    assert answer.volume["dp"].psi == pytest.approx(2.0)
+    assert answer.total["dp"].psi == pytest.approx(2.0 * (nodes - 1))
