@@ -20,7 +20,7 @@ from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
 from calibration.measure.layer_check import CHECKED, FITTED, checks
 from calibration.request import NEEDED, Request, Result, check, check_parts, ranks_of
-from calibration.samples import Journal, Merged, Sample, merge
+from calibration.samples import Journal, Merged, Sample, between_rounds, merge
 from sim.pricing.prices import Profile
 from sim.pricing.profile_file import described, signed, verified, yaml_text
 from sim.pricing.shipped import load_profile, profile_for
@@ -29,6 +29,7 @@ from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.documents.writing import write_whole
 from topologies.reading import UserError, build, parse_yaml
 
+UNSTEADY = 0.06  # part by which rounds of the same layers may differ before it is said
 POOR, AGAIN = 0.1, 2  # median error of what was kept out, beyond which a part is measured again; so often at most
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 Hear = Callable[[dict[str, Any]], None]
@@ -115,6 +116,12 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
     base = load_profile(request.profile) if request.profile else _base(head, cluster)
     fitted = Fit(base, cluster, head, merged).all(name)
     fitted.profile = write_profile(request.output, fitted.profile)
+    changed = between_rounds(samples, "layer")
+    if changed > UNSTEADY:
+        fitted.notes.append(
+            f"whole layers took {changed:.0%} longer in the slowest round than in the fastest: the machine's speed changes, and "
+            "predictions may be off by as much"
+        )
     files.append(request.output)
     if text:
         beside = request.output.with_suffix(".cluster.yaml")

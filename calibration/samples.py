@@ -128,6 +128,21 @@ def merge(samples: Iterable[Sample]) -> list[Merged]:
     return result
 
 
+def between_rounds(samples: Iterable[Sample], part: str) -> float:
+    """By which part cases of `part` took longer in their slowest round (in the median) than in their fastest; 0 of one round."""
+    by_case: dict[Key, list[Sample]] = {}
+    for sample in samples:
+        if sample.part == part:
+            by_case.setdefault(sample.key, []).append(sample)
+    ratios: dict[int, list[float]] = {}
+    for every in by_case.values():
+        usual = median(sample.value for sample in every)
+        for sample in every if usual and len(every) > 1 else ():
+            ratios.setdefault(sample.round, []).append(sample.value / usual)
+    rounds: list[float] = [median(of_round) for of_round in ratios.values()]
+    return max(rounds) / min(rounds) - 1 if rounds else 0.0
+
+
 class Journal:
     """Samples in a file, the ones of an interrupted run among them."""
 

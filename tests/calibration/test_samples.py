@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calibration.samples import Journal, Sample, merge, read_journal
+from calibration.samples import Journal, Sample, between_rounds, merge, read_journal
 from topologies.reading import UserError
 
 HEAD = {"device": "cpu", "ranks": 2, "machine": "m", "versions": "v", "quick": True, "cores": 2}
@@ -75,3 +75,17 @@ def test_disturbed_visits_count_only_where_there_are_no_others() -> None:
     assert (calm[0].value, calm[0].visits, calm[0].disturbed) == (pytest.approx(1.1), 3, 1)
     assert calm[0].spread == pytest.approx(0.2 / 1.1)
     assert merge([sample(9.0, foreign=0.5), sample(3.0, 1, foreign=0.2)])[0].value == 3.0
+
+
+def test_a_machine_that_changes_its_speed_between_rounds() -> None:
+    """Two cases take 10 % longer in the second round, a third was visited once; other parts do not count."""
+
+    def sample(size: float, value: float, number: int, part: str = "layer") -> Sample:
+        return Sample(part=part, case={"hidden": size}, value=value, round=number)
+
+    steady = [sample(1.0, 2.0, 0), sample(1.0, 2.0, 1), sample(2.0, 5.0, 0)]
+    assert between_rounds(steady, "layer") == 0.0
+    assert between_rounds(steady[:1], "layer") == 0.0
+    slower = [sample(1.0, 2.0, 0), sample(1.0, 2.2, 1), sample(2.0, 4.0, 0), sample(2.0, 4.4, 1), sample(3.0, 9.0, 1)]
+    assert between_rounds(slower, "layer") == pytest.approx(0.1)
+    assert between_rounds([*steady, *(sample(1.0, 9.0, number, "gemm") for number in (0, 1))], "layer") == 0.0
