@@ -8,7 +8,8 @@ from calibration.measure.layer_check import model as small_model
 from calibration.samples import Merged
 from sim.pricing.prices import Crowding, Prices
 from sim.pricing.shipped import load_profile
-from sim.program import Kernel
+from sim.pricing.transfers.measured_tables import Wrapping
+from sim.program import WRAPPER_COPY, Kernel
 from topologies.cluster_files import load_cluster
 
 CLUSTER = load_cluster("cpu-gloo")
@@ -79,3 +80,13 @@ def test_a_pass_over_all_gradients_has_the_rate_that_was_measured_of_it():
     )
     seconds = prices.seconds(Kernel("optimizer", "gradient norm", "optimizer", 0.0, 1e8, "fp32"))
     assert seconds == pytest.approx(PLAIN.memory.fixed + 1e8 / (0.5 * CLUSTER.node.gpu.memory_bandwidth))
+
+
+def test_copies_of_a_wrapper_are_in_its_own_price_where_that_was_measured():
+    """Else they are passes over memory as any other."""
+    copy = Kernel("memory", "gathered", "forward", 0.0, 1e6, "fp32", variant=WRAPPER_COPY)
+    passed = Kernel("memory", "gathered", "forward", 0.0, 1e6, "fp32")
+    wrapped = {"dp/all_gather": Wrapping.model_construct(fixed=1e-4, rate=1e9)}
+    for wrapping, expected in ((wrapped, 0.0), ({}, Prices(PLAIN, CLUSTER.node.gpu).seconds(passed))):
+        profile = PLAIN.model_copy(update={"wrapping": wrapping})
+        assert Prices(profile, CLUSTER.node.gpu).seconds(copy) == pytest.approx(expected)
