@@ -250,8 +250,8 @@ class Reach:
 
 
 def near(mutant: Mutant) -> list[str]:
-    """Test files: the namesake of the mutant's file, those that import its module, those of its folder (or the one
-    around it), those that import from it, those of the same room that name it.
+    """Test files: namesakes of the mutant's file, of its room first; those that import its module, those of its folder (or the
+    one around it), those that import from it, those of the same room that name it.
     """
     path = Path(mutant.path)
     module, folder = ".".join(path.with_suffix("").parts).removesuffix(".__init__"), Path("tests", path).parent
@@ -261,7 +261,8 @@ def near(mutant: Mutant) -> list[str]:
     ranks: dict[str, int] = {}
     for file in sorted(each for room in ROOMS for each in (ROOT / "tests" / room).rglob("test_*.py")):
         name, text = file.relative_to(ROOT), file.read_text()
-        closeness = [name.parts[1] == path.parts[0] and name.stem == f"test_{path.stem}"]
+        namesake = name.stem == f"test_{path.stem}"
+        closeness = [namesake and name.parts[1] == path.parts[0], namesake]
         closeness += [re.search(named, text) is not None, name.parent == folder, re.search(beside, text) is not None]
         closeness.append(name.parts[1] == path.parts[0] and re.search(rf"\b{folder.name}\b", text) is not None)
         if any(closeness):
