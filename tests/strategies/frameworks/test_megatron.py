@@ -154,6 +154,12 @@ def test_recomputation(read: Any, flags: str, plan: dict[str, Any]) -> None:
     assert {name: value for name, value in read(flags).plan.items() if name.startswith("recompute")} == plan
 
 
+def test_activations_of_some_layers_on_the_cpus(read: Any) -> None:
+    assert read("--cpu-offloading-num-layers 3").plan["offload_activations"] == 3
+    assert "offload_activations" not in read("--cpu-offloading-num-layers 0").plan
+    assert "offload_activations" not in read("").plan
+
+
 @pytest.mark.parametrize(
     ("flags", "plan"),
     [
@@ -259,7 +265,8 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
         ({"cp": 2, "cp_method": "ulysses"}, ["--cp-comm-type a2a", "--context-parallel-size 2"], []),
         ({"attention": "materialised"}, ["--attention-backend unfused"], ["--cp-comm-type p2p"]),
         ({"dropout": True}, ["--hidden-dropout 0.1", "--attention-dropout 0.1"], []),
-        ({"optimizer": "sgd"}, ["--optimizer sgd", "--sgd-momentum 0"], []),
+        ({"optimizer": "sgd"}, ["--optimizer sgd", "--sgd-momentum 0"], ["--cpu-offloading-num-layers 2"]),
+        ({"offload_activations": 2, "kernels": "megatron"}, ["--cpu-offloading-num-layers 2"], []),
         ({"optimizer": "momentum"}, ["--optimizer sgd"], ["--sgd-momentum 0"]),
         ({"clip_gradients": False}, ["--clip-grad 0"], []),
         ({"deterministic": True}, ["--deterministic-mode"], ["--cross-entropy-loss-fusion"]),
