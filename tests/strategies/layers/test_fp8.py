@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 
 from sim.program import Collective, Kernel
+from strategies.layers.fp8 import Fp8Products
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts, saved_tensors
+from strategies.layers.rank_shapes import RankShapes
 from strategies.lowering.lower import lower
 from strategies.predict import predict
 from strategies.read_job import read_job
@@ -192,6 +194,13 @@ def test_nvfp4_operands_have_4_bits_and_a_scale_of_8_per_16() -> None:
     assert up.bytes == NUMBER * (TOKENS * HIDDEN + HIDDEN * 2 * FFN) + 2 * TOKENS * 2 * FFN
     kept = saved_tensors(asked.model, asked.resolve())
     assert kept["mlp up input"] == NUMBER * TOKENS * HIDDEN
+
+
+def test_an_operand_is_there_twice_while_its_products_run() -> None:
+    """By rows and by columns: NVFP4's 4 bits with a scale of 8 for 16 numbers, twice; nothing where operands have 16 bits."""
+    for plan, each in (NVFP4, 2 * NUMBER), ({"fp8": {}}, 2.0), ({}, 0.0):
+        asked = job(cluster="hgx-b200", **plan)
+        assert Fp8Products(RankShapes(asked.model, asked.resolve()), "mlp up", FFN, HIDDEN).copies(1000) == 1000 * each
 
 
 def test_nvfp4_casts_read_all_for_the_maximum_and_write_two_copies() -> None:
