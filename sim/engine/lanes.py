@@ -68,10 +68,6 @@ class Lanes:
         mine = np.array(allotments or np.zeros(len(ranks), np.int64))[example] == cohort.allotment
         yield from zip(example[mine].tolist(), ranks[example[mine]].tolist(), sizes[mine].tolist(), strict=True)
 
-    def of_cohort(self, cohort: int) -> slice:
-        """The numbers of the lanes of a cohort."""
-        return slice(self.first[cohort], (*self.first, len(self.every))[cohort + 1])
-
     def profile(self, lane: int) -> Profile:
         """What the GPUs of a lane cost."""
         return self.op_costs.on(self.every[lane].rank).profile

@@ -18,12 +18,13 @@ from strategies.lowering.lower import lower
 from strategies.plan.framework_options import all_options
 from strategies.plan.plan import Plan
 from strategies.planner.bounds.every_plan import SLACK, bounds
-from strategies.planner.bounds.layer_cost_table import kinds_of
+from strategies.planner.bounds.layer_cost_table import inside, kinds_of
 from strategies.planner.bounds.longest_path import longest_path
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.site import ANOMALY
 from strategies.planner.search.space import Axis, Space
+from strategies.read_job import read_job
 from strategies.schedules import schedules
 from topologies.reading import UserError
 
@@ -346,3 +347,14 @@ def test_every_field_of_a_plan_is_drawn() -> None:
     options = {name for name, _, _ in all_options()}
     follow = {"dp", "global_batch", "chunks", "framework"}  # from others
     assert PLAN.keys() | RARE.keys() == Plan.model_fields.keys() - follow | options
+
+
+def test_collectives_inside_layers_are_priced_among_the_ranks_that_meet_there() -> None:
+    """Of tp=2, dp=4 and pp=2 on 16 GPUs only the tp pair: what groups beside it send is left out."""
+    plan = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=dict(tp=2, pp=2, dp=4, microbatch=1)).resolve()
+    assert plan.grid.world == 16
+    grid = inside(plan)
+    assert grid.degree("tp") == grid.world == 2
+    assert {axis for axis, _ in grid.sizes} == {axis for axis, _ in plan.grid.sizes}
+    alone = read_job(model="llama-3.1-8b", cluster="dgx-a100", nodes=2, plan=dict(pp=2, microbatch=1)).resolve()
+    assert inside(alone).world == 1
