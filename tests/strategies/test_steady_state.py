@@ -11,7 +11,10 @@ from hypothesis import strategies as st
 
 from calibration.published import published
 from shardyard import UserError, read_job, simulate, summarise
-from strategies.predict import from_some_microbatches, predict, prices_of
+from sim.analysis.steady_state import extended
+from sim.engine.player import run
+from sim.timeline import Timeline
+from strategies.predict import from_some_microbatches, predict, prices_of, program_of
 
 SMALL = {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 8000, "context": 1024}
 WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
@@ -97,6 +100,21 @@ def test_hosts_that_gain_on_their_devices_are_not_steady() -> None:
     """The replicas of torch.nn.DataParallel wait for one thread that launches for all of them, and end with their last pass."""
     asked = job(96, data_parallel="dataparallel")
     assert predict(asked).to_dict() == summarise(simulate(asked)).to_dict()
+
+
+def test_a_period_that_nothing_comes_before_is_no_steady_state() -> None:
+    """Of one and two microbatches none is known to repeat the one before it; of four and five it is."""
+    asked = job(480, WIDE)
+    resolved, prices = asked.resolve(), prices_of(asked)
+
+    def played(microbatches: int) -> Timeline:
+        return run(program_of(asked.model, resolved, microbatches), asked.cluster.topology(), prices)
+
+    assert extended(played(1), played(2), 478) is None
+    assert extended(played(2), played(2), 478) is None
+    timeline = extended(played(4), played(5), 475)
+    assert timeline is not None
+    assert timeline.step == simulate(asked).step
 
 
 def test_effects_are_played() -> None:
