@@ -56,6 +56,7 @@ class Kernel:
     variant: str = ""  # an older fused attention; a PyTorch operator with a price of its own; WRAPPER_COPY, EARLY_CUBLAS
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
     ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
+    kept: float = 0.0  # of a weight's gradient in the second half of a split backward pass: bytes of its output's, kept till then
 
 
 @dataclass(frozen=True, slots=True, eq=False)

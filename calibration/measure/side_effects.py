@@ -23,7 +23,8 @@ LAYERS = 8  # of the tiny module that wrappers are measured on
 WIDTHS = (32, 1024)  # of its layers: what a wrapper costs at all, and what it costs per byte
 WRAPPERS = ("ddp", "fsdp2")
 CUT, DEPTHS = ((64, 16), (512, 256)), (1, 3)  # features and tokens, and layers, of transformers cut for a group of one
-PER_LAYER = 4  # collectives that a layer makes, forward and backward
+MICROBATCHES = 2  # whose backward passes are split, or not
+PER_LAYER = 4  # collectives that a layer makes, forward and backward; and its matrices, of which query, key and value are one
 
 
 def probes(grid: Grid, bench: Bench) -> list[Probe]:
@@ -37,6 +38,10 @@ def probes(grid: Grid, bench: Bench) -> list[Probe]:
     ]
     result += [
         Probe("wrapping", {"wrapper": "dtensor", "width": width, "tokens": tokens}, _tensor_parallel(width, tokens), rounds=1)
+        for width, tokens in CUT
+    ]
+    result += [
+        Probe("wrapping", {"wrapper": "split", "width": width, "tokens": tokens}, _split(width, tokens), rounds=1)
         for width, tokens in CUT
     ]
     return result + [
@@ -181,6 +186,46 @@ def _tensor_parallel(width: int, tokens: int) -> Callable[[Bench], Reading]:
         times = np.median([[_seconds(action, bench) for action in actions] for _ in range(count)], axis=0)
         layer = (times[3] - times[2] - times[1] + times[0]) / (DEPTHS[1] - DEPTHS[0])
         both = bench.gather([max(0.0, float(layer)) / PER_LAYER + float(times[4]) / LAYERS])
+        return Reading(float(both.mean()), float(both.min()), 0.0, count)
+
+    return run
+
+
+def _split(width: int, tokens: int) -> Callable[[Bench], Reading]:
+    """Seconds that a backward pass in two halves takes longer for each matrix than one: of two microbatches of a transformer's
+    layers, the second of which adds to the gradients of the first, by the functions that torch.distributed.pipelining calls.
+    Autograd is asked for each parameter, and the gradients of outputs that are kept for it cannot make place for each other.
+    """
+
+    def run(bench: Bench) -> Reading:
+        from torch.distributed.pipelining._backward import stage_backward, stage_backward_input, stage_backward_weight
+
+        net = Transformer(model(width, DEPTHS[1]), tokens, embedding=False, head=False).to(bench.device)
+        x, gradient = (torch.randn(1, tokens, width, device=bench.device) for _ in range(2))
+        parameters = list(net.parameters())
+
+        def step(halves: bool) -> float:
+            seconds = 0.0
+            for _ in range(MICROBATCHES):
+                entered = x.clone().requires_grad_()
+                left = net(entered)
+                bench.finish()
+                start = bench.clock()
+                if halves:
+                    _, groups = stage_backward_input([left], [gradient], [entered], iter(parameters))
+                    stage_backward_weight(iter(parameters), groups)
+                else:
+                    stage_backward((left,), (gradient,), (entered,))
+                bench.finish()
+                seconds += bench.clock() - start
+            for parameter in parameters:
+                parameter.grad = None
+            return seconds
+
+        count = int(np.clip(bench.gather([bench.repetitions(lambda: step(True))[0]]).max(), 10, 30))
+        times = np.array([(step(True), step(False)) for _ in range(count)])
+        added = max(0.0, float(np.median(times[:, 0] - times[:, 1]))) / (MICROBATCHES * DEPTHS[1] * PER_LAYER)
+        both = bench.gather([added])
         return Reading(float(both.mean()), float(both.min()), 0.0, count)
 
     return run

@@ -17,6 +17,7 @@ from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Prog
 from topologies.links.impaired import nominal
 from topologies.links.topology import Topology, gpu_kind, is_unequal
 
+SPLIT = "pp/weight_gradient"  # what stands in a profile's `wrapping` for the second half of a split backward pass
 REMEMBERED = 4096  # prices of runs of items
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
@@ -110,12 +111,15 @@ class OpCosts(CollectiveCosts):
 
     def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
         """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
-        and to a list a view and a copy per piece.
+        and to a list a view and a copy per piece. And to that of a weight's gradient by itself: a call of autograd.
         """
         work = item.collective if isinstance(item, Start) else item
+        profile = (prices or self.prices).profile
+        if isinstance(work, Kernel) and work.kept:
+            measured = profile.wrapping.get(SPLIT)
+            return on_grid(measured.seconds(work.kept)) if measured else 0.0
         if not isinstance(work, Collective):
             return 0.0
-        profile = (prices or self.prices).profile
         measured = profile.wrapping.get(f"{work.axis}/{work.operation}")
         listed = profile.calling(self.program.eager) * self.program.turns
         if work.pieces:

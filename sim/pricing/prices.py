@@ -127,7 +127,8 @@ class Profile(Config):
     processes: int = Field(0, ge=0, le=2**20)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict
-    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"
+    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"; and per matrix in a split backward pass, by its bytes
+    # of the output's gradient: "pp/weight_gradient"
     overhead: Overhead
 
     @model_validator(mode="after")
@@ -209,7 +210,7 @@ class Prices:
     def _seconds(self, kernel: Kernel) -> float:
         phase: Any = "forward" if kernel.phase in FORWARD else kernel.phase
         crowding = self.profile.crowding.get(phase)
-        if crowding is None:
+        if crowding is None or (kernel.variant or kernel.label) in self.profile.memory.fractions:  # measured beyond caches
             return self._alone(kernel)
         return self._alone(kernel) * crowding.factor + (kernel.bytes / crowding.rate if kernel.kind == "gemm" else 0.0)
 

@@ -1,8 +1,9 @@
 """DDP whose gradients travel in 16 bits: half the bytes of fp32 gradients.
 
 github.com/pytorch/pytorch torch/distributed/algorithms/ddp_comm_hooks/default_hooks.py, `fp16_compress_hook`: each bucket is cast
-into a 16-bit copy, all-reduced, and copied back. Both casts are passes over memory on the compute stream; here the way back is
-one pass before the update, where PyTorch has one per bucket beside the backward pass. bf16_compress_hook costs the same.
+into a 16-bit copy, which is divided by the number of ranks, all-reduced, and copied back. These are passes over memory on the
+compute stream; here the way back is one pass before the update, where PyTorch has one per bucket beside the backward pass.
+bf16_compress_hook costs the same.
 """
 
 from __future__ import annotations
@@ -53,10 +54,12 @@ class CompressedDDP(DDP):
         self.fill(stage, bucket, completed)
         size = float(WIDTH * bucket.elements)
         copy: Memory = (("temporary", size),)
-        cast = stage.add(Op(COMPUTE, self._cast(stage, bucket.elements, "backward"), (completed,), copy))
+        work = self._cast(stage, bucket.elements, "backward", averaged=True)
+        cast = stage.add(Op(COMPUTE, work, (completed,), copy))
         stage.reduce("all_reduce", size, 1, (cast,), free=copy, width=WIDTH)
 
-    def _cast(self, stage: Stage, elements: float, phase: str) -> Block:
-        """Read one type, write the other."""
-        traffic = (stage.plan.bytes_per_gradient + WIDTH) * elements
-        return Block(phase, (Run(1, (Kernel("memory", "gradient cast", phase, 0.0, traffic, "fp32"),)),))
+    def _cast(self, stage: Stage, elements: float, phase: str, averaged: bool = False) -> Block:
+        """Read one type, write the other; and divide that by the number of ranks."""
+        traffic = {"gradient cast": stage.plan.bytes_per_gradient + WIDTH} | ({"gradient average": 2 * WIDTH} if averaged else {})
+        kernels = (Kernel("memory", name, phase, 0.0, float(each * elements), "fp32") for name, each in traffic.items())
+        return Block(phase, (Run(1, tuple(kernels)),))

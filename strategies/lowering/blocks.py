@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from sim.program import Block, Run, SharedItems
+from sim.program import Block, Kernel, Run, SharedItems
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.tensor_overlap import Items, interleaved
+from strategies.plan.computing import BYTES
+from strategies.plan.options import WIDTHS
 
 FORWARD, BACKWARD, INPUT, WEIGHT = "forward", "backward", "input gradient", "weight gradient"
 
@@ -126,4 +129,17 @@ def items_of(part: LayerCost, direction: str) -> Items:
     """What runs in one direction of a part, in order."""
     if direction == INPUT:
         return _joined(part.recompute, part.input_gradient)
-    return {FORWARD: part.forward, BACKWARD: part.backward, WEIGHT: part.weight_gradient}[direction]
+    if direction == WEIGHT:
+        return _alone(part.weight_gradient)
+    return {FORWARD: part.forward, BACKWARD: part.backward}[direction]
+
+
+@lru_cache(maxsize=4096)
+def _alone(items: Items) -> Items:
+    """Weight gradients in a pass of their own: autograd is asked for each, with its output's gradient that was kept."""
+    return SharedItems(
+        replace(item, kept=float((BYTES | WIDTHS)[item.dtype] * math.prod(item.shape[:2]) * item.shape[3]))
+        if isinstance(item, Kernel) and item.kind == "gemm"
+        else item
+        for item in items
+    )

@@ -56,7 +56,7 @@ def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Res
     }
     assert profile.provenance["links"].source == "measured by `shardyard calibrate`"
     assert profile.provenance["gemm"].heldout_error is not None
-    assert set(profile.wrapping) >= {"dp/all_reduce", "dp/all_gather", "tp/all_reduce"}
+    assert set(profile.wrapping) >= {"dp/all_reduce", "dp/all_gather", "tp/all_reduce", "pp/weight_gradient"}
     assert profile.overhead.context > 50e6
     assert profile.slowdown >= 1
 

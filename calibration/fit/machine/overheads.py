@@ -9,6 +9,7 @@ from calibration.fit.machine.parts import Parts
 from calibration.measure.layer_check import FITTED, checks
 from calibration.measure.layer_check import crowding as layers_crowding
 from calibration.samples import Case
+from sim.pricing.op_costs import SPLIT
 from sim.pricing.prices import Overhead
 from sim.pricing.transfers.measured_tables import Wrapping
 
@@ -16,6 +17,7 @@ WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",),
     "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
+    "split": (SPLIT,),
 }
 
 
@@ -34,8 +36,8 @@ def wrappers(fit: Parts) -> None:
     fit.note(
         "launch",
         "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
-        "around 8 tiny layers in a group of one",
-        f"seconds per operator; per collective of a wrapper. {beside}".strip(),
+        "around 8 tiny layers in a group of one; backward passes in two halves",
+        f"seconds per operator; per collective of a wrapper; per matrix of a split pass. {beside}".strip(),
     )
 
 
@@ -81,9 +83,11 @@ def footprint(fit: Parts) -> None:
 
 
 def _bytes(case: Case) -> float:
-    """Of a collective in fp32: a layer's matrix, or its activations."""
+    """Of a collective in fp32: a layer's matrix, or its activations; of a split pass, on average of a layer's matrices, which
+    have as many outputs as 3 (query, key and value), 1, 4 and 1 times its width.
+    """
     width = float(case["width"])
-    return 4 * width * float(case.get("tokens", width))
+    return (9 if case["wrapper"] == "split" else 4) * width * float(case.get("tokens", width))
 
 
 def _wrapping(pairs: Sequence[tuple[float, float]]) -> Wrapping:

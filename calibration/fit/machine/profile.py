@@ -15,12 +15,14 @@ from calibration.fit.published_kernels.products import sustained
 from calibration.samples import Merged
 from sim.pricing.kernel_curves import GemmCurve
 
-PASSES = {  # of strategies.lowering.optimizer_step -> what was measured
+PASSES = {  # of strategies.lowering.optimizer_step and strategies.data_parallel.compressed -> what was measured
     "gradient norm": "norm",
     "gradients from buckets": "list copy",
     "gradient copy": "list copy",
     "parameter copy": "list copy",
     "gradient zeroing": "zeroing",
+    "gradient cast": "narrowing",
+    "gradient average": "narrowing",
 }
 STREAMS, REDUCTIONS = ", ".join(kernels.STREAMS), ", ".join(kernels.REDUCTIONS)
 STEADY = 0.01  # by which products may slow down that do not reach the power limit

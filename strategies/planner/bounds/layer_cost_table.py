@@ -24,6 +24,7 @@ from strategies.job import Job
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
 from strategies.layers.rank_shapes import accumulation
+from strategies.lowering.blocks import WEIGHT, items_of
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import NODES, Resolved
 from strategies.planner.bounds.symmetric_groups import Soonest, alike, stages_alike
@@ -200,7 +201,7 @@ def _seconds(pricing: OpCosts, blocks: dict[str, Block]) -> dict[str, float]:
 
 def _blocks(part: LayerCost) -> dict[str, Block]:
     inputs = part.recompute + part.input_gradient
-    items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": part.weight_gradient}
+    items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": items_of(part, WEIGHT)}
     return {name: Block("work", (Run(1, sequence),)) for name, sequence in items.items()}
 
 

@@ -74,12 +74,17 @@ def test_products_of_forward_passes_have_a_curve_of_their_own():
 
 
 def test_a_pass_over_all_gradients_has_the_rate_that_was_measured_of_it():
-    fractions = PLAIN.memory.fractions | {"gradient norm": 0.5}
+    """Also in the middle of a backward pass whose layers are crowded: it was measured beyond caches."""
+    fractions = PLAIN.memory.fractions | {"gradient norm": 0.5, "gradient cast": 0.25}
     prices = Prices(
         PLAIN.model_copy(update={"memory": PLAIN.memory.model_copy(update={"fractions": fractions})}), CLUSTER.node.gpu
     )
     seconds = prices.seconds(Kernel("optimizer", "gradient norm", "optimizer", 0.0, 1e8, "fp32"))
     assert seconds == pytest.approx(PLAIN.memory.fixed + 1e8 / (0.5 * CLUSTER.node.gpu.memory_bandwidth))
+    crowded = prices.profile.model_copy(update={"crowding": {"backward": Crowding(factor=0.7)}})
+    cast = Kernel("memory", "gradient cast", "backward", 0.0, 1e8, "fp32")
+    for profile in (prices.profile, crowded):
+        assert Prices(profile, CLUSTER.node.gpu).seconds(cast) == pytest.approx(2 * seconds, rel=1e-3)
 
 
 def test_copies_of_a_wrapper_are_in_its_own_price_where_that_was_measured():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from sim.engine.player import run
-from sim.program import Block, Cohort, Collective, Op, Ref, Run
+from sim.program import Block, Cohort, Collective, Kernel, Op, Ref, Run
 from tests.sim.conftest import block, kernel, program
 
 WRAPPING = {"dp/all_gather": {"fixed": "250 ms"}}
@@ -48,3 +49,17 @@ def test_a_collective_inside_a_block_takes_its_wrapper_with_it(toy_cluster: Any,
     assert ends(toy_cluster, toy_prices, ops) == pytest.approx([5.0])
     assert ends(toy_cluster, toy_prices, ops, wrapping=slow) == pytest.approx([6.5])
     assert ends(toy_cluster, toy_prices, ops, wrapping=slow, synchronous=True) == pytest.approx([7.5])
+
+
+def test_autograd_is_asked_for_each_matrix_of_a_split_backward_pass(toy_cluster: Any, toy_prices: Any) -> None:
+    """Two gradients of 1 s, with outputs' gradients of 2 GB that were kept for them: 0.5 s for the call, 0.5 s at 4 GB/s. A GPU
+    waits for the first call.
+    """
+    split = {"pp/weight_gradient": {"fixed": "500 ms", "rate": "4 GB/s"}}
+    gradient = Kernel("memory", "qkv weight", "backward", 0.0, 1e12, kept=2e9)
+    ops = [Op("compute", Block("weight gradient", (Run(2, (gradient,)),)))]
+    assert ends(toy_cluster, toy_prices, ops) == pytest.approx([2.0])
+    assert ends(toy_cluster, toy_prices, ops, wrapping=split) == pytest.approx([3.0])
+    assert ends(toy_cluster, toy_prices, ops, wrapping=split, synchronous=True) == pytest.approx([4.0])
+    whole = [Op("compute", Block("backward", (Run(2, (replace(gradient, kept=0.0),)),)))]
+    assert ends(toy_cluster, toy_prices, whole, wrapping=split, synchronous=True) == pytest.approx([2.0])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sim.program import Collective, Ref, Send
+from sim.program import Block, Collective, Kernel, Ref, Send
 from strategies.lowering.lower import lower
 
 
@@ -38,3 +38,22 @@ def test_a_causal_mask_hides_half_of_attention(toy_job) -> None:
     job = toy_job(2, accumulation=3)
     program = lower(job.model, job.resolve())
     assert program.masked_flops == program.model_flops - 3 * 6 * 4 * (2 * 2 * 32**2 * 64) / 2
+
+
+@pytest.mark.parametrize(("schedule", "split"), [("zb-h1", True), ("1f1b", False)])
+def test_gradients_of_outputs_are_kept_for_a_pass_of_weights(toy_job, schedule: str, split: bool) -> None:
+    """2 layers of 64 features over 32 tokens in bf16: 192 and 64 outputs of attention, 256 and 64 of the MLP."""
+    job = toy_job(2, 1, model={"tied": False}, pp=2, accumulation=4, schedule=schedule)
+    first = lower(job.model, job.resolve()).cohorts[0]
+    kept = {
+        item.label: times * item.kept
+        for op in first.ops
+        if isinstance(op.work, Block) and op.work.name == "weight gradient"
+        for times, item in op.work.items()
+        if isinstance(item, Kernel) and item.kept
+    }
+    outputs = {"qkv": 192, "attention output": 64, "mlp up": 256, "mlp down": 64}
+    expected = {f"{name} weight": 2 * 2 * 32 * count for name, count in outputs.items()}
+    assert kept == (expected if split else {})
+    whole = [item for op in first.ops if isinstance(op.work, Block) and op.work.name == "backward" for _, item in op.work.items()]
+    assert not any(item.kept for item in whole if isinstance(item, Kernel))

@@ -43,7 +43,7 @@ TABLE = """
  602  602  853 1000 |  728 1000 | 4×2 zero3 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
  714  625  886 1000 |  928 1000 | 4×2 zero2 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
  845  845  845 1000 |  676 1000 | 4×2 ddp_powersgd accumulation: 1, kernels: torch
- 451  451  800 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
+ 449  449  797 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
  272  272  811 1000 |  709 1000 | 4×2 zero_redundancy_optimizer kernels: torch
  673  673  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, overlap: false, overlap_p2p: false
  692  693  823  981 | 1000 1000 | 4×2 zero1 pp: 2, schedule: interleaved, chunks: 2, accumulation: 4, overlap: false
