@@ -21,6 +21,7 @@ class Declaration:
     of_ddp: ClassVar[bool] = False  # whether PyTorch's DDP reduces the gradients
     whole_gradients: ClassVar[bool] = False  # whether a framework may check or scale unsharded gradients before the reduction
     framework_buckets: ClassVar[bool] = False  # whether the framework chooses the size of buckets, otherwise PyTorch's DDP does
+    even_buckets: ClassVar[bool] = False  # whether ranks share out each bucket, which the framework may align for that
 
     zero_stage: ClassVar[bool] = False  # whether it is a stage of ZeRO, which DeepSpeed has and whose states may be offloaded
     asynchronous: ClassVar[bool] = False  # whether stages may be updated at different times

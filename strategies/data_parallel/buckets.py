@@ -12,6 +12,9 @@ Sizes, unless the plan says one:
 * Megatron-LM: max(40e6, 1e6·dp) parameters; whole stages without overlap, on pipeline ranks after the first and in chunks after
   the first (distributed_data_parallel.py; training.py, disable_bucketing). Its FSDP (zero2) cuts on every pipeline rank;
 * Megatron-LM of 2020 to 2022 (kernels=apex): all after the backward pass, or with overlap PyTorch's DDP (--DDP-impl).
+
+Buffers that ranks share out evenly (Megatron-LM's distributed optimizer) have gaps: each parameter starts, and each bucket ends,
+at a multiple of so many elements (`Alignment`). What fills the gaps is moved and held with the rest.
 """
 
 from __future__ import annotations
@@ -20,6 +23,8 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from strategies.data_parallel.shard_padding import multiple
+from strategies.frameworks import Alignment
 from strategies.layers.operators import Shape
 from strategies.plan.resolved import Resolved
 
@@ -43,62 +48,80 @@ class Gradient(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Gradients of `shapes` that are reduced from `cut` on; spread: of experts that are spread over ep ranks."""
+    """Gradients of `shapes` that are reduced from `cut` on; spread: of experts that are spread over ep ranks. padding: elements
+    between and behind them.
+    """
 
     cut: Cut
     shapes: tuple[Shape, ...]
     spread: bool
+    padding: int = 0
 
     @property
     def elements(self) -> int:
-        """All of them."""
+        """All of the gradients."""
         return sum(map(math.prod, self.shapes))
 
 
 class Limits(NamedTuple):
-    """Elements that close the first bucket and any other; fits: a bucket never has more, unless one parameter has."""
+    """Elements that close the first bucket and any other; fits: a bucket never has more, unless one parameter has. aligned: of
+    parameters that all ranks have, and of experts that are spread over ep ranks.
+    """
 
     first: float
     size: float
     fits: bool = False
+    aligned: tuple[Alignment, Alignment] = (Alignment(), Alignment())
 
 
 def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     """Sizes of the buckets of chunk `chunk` of pipeline rank `rank`."""
-    width, hook = plan.bytes_per_gradient, plan.hook
     if (room := plan.runtime.reduce_bucket_size) is not None:
         return Limits(room, room, fits=True)
+    first, size = _sizes(plan, (rank == 0 or "gradient" in plan.hook.shards) and chunk == 0)
+    if not plan.hook.even_buckets:
+        return Limits(first, size)
+    experts = max(1, plan.shards // plan.ep_of_dp)
+    return Limits(first, size, aligned=(plan.kernel_set.alignment(plan.shards), plan.kernel_set.alignment(experts)))
+
+
+def _sizes(plan: Resolved, first: bool) -> tuple[float, float]:
+    """Elements that close the first bucket and any other. first: of the stage whose backward pass ends a step."""
+    width, hook = plan.bytes_per_gradient, plan.hook
     if plan.bucket is not None:
-        return Limits(plan.bucket / width, plan.bucket / width)
-    if hook.framework_buckets:
-        first = (rank == 0 or "gradient" in hook.shards) and chunk == 0
-        size = plan.kernel_set.bucket(plan.overlap, first, plan.dp)
-        if size is not None:
-            return Limits(size, size)
-    return Limits((FIRST if hook.of_ddp else PYTORCH) / width, PYTORCH / width)
+        return plan.bucket / width, plan.bucket / width
+    size = plan.kernel_set.bucket(plan.overlap, first, plan.dp) if hook.framework_buckets else None
+    if size is not None:
+        return size, size
+    return (FIRST if hook.of_ddp else PYTORCH) / width, PYTORCH / width
 
 
 def filled(gradients: Iterable[Gradient], of: Limits, end: Cut) -> list[Bucket]:
     """Buckets of gradients in the order in which they are made; `end` is the end of the backward pass."""
     result: list[Bucket] = []
-    for spread in (False, True):
-        result += _filled([gradient for gradient in gradients if gradient.spread == spread], of, end)
+    for spread, aligned in zip((False, True), of.aligned, strict=True):
+        result += _filled([gradient for gradient in gradients if gradient.spread == spread], of, aligned, end)
     return sorted(result, key=lambda bucket: (-bucket.cut.part, -bucket.cut.left, bucket.spread))
 
 
-def _filled(gradients: Sequence[Gradient], of: Limits, end: Cut) -> list[Bucket]:
+def _filled(gradients: Sequence[Gradient], of: Limits, aligned: Alignment, end: Cut) -> list[Bucket]:
     result: list[Bucket] = []
-    held, elements, limit = list[Shape](), 0, of.first
+    held, length, limit = list[Shape](), 0, of.first
+
+    def close(cut: Cut) -> None:
+        nonlocal held, length, limit
+        padding = multiple(length, aligned.end) - sum(map(math.prod, held))
+        result.append(Bucket(cut, tuple(held), gradients[0].spread, padding))
+        held, length, limit = [], 0, of.size
+
     for gradient in gradients:
         size = math.prod(gradient.shape)
-        if of.fits and held and elements + size > limit:
-            result.append(Bucket(gradient.complete, tuple(held), gradient.spread))
-            held, elements, limit = [], 0, of.size
+        if of.fits and held and length + size > limit:
+            close(gradient.complete)
         held.append(gradient.shape)
-        elements += size
-        if not of.fits and elements >= limit:
-            result.append(Bucket(gradient.complete, tuple(held), gradient.spread))
-            held, elements, limit = [], 0, of.size
+        length = multiple(length, aligned.start) + size
+        if not of.fits and length >= limit:
+            close(gradient.complete)
     if held:
-        result.append(Bucket(end if of.fits else gradients[-1].complete, tuple(held), gradients[-1].spread))
+        close(end if of.fits else gradients[-1].complete)
     return result

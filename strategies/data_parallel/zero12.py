@@ -26,7 +26,7 @@ class Zero1(Hook):
     """Sharded optimizer states."""
 
     shards = frozenset({"optimizer"})
-    scatters = flat = framework_buckets = whole_gradients = zero_stage = blocks = True
+    scatters = flat = framework_buckets = even_buckets = whole_gradients = zero_stage = blocks = True
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
@@ -40,13 +40,18 @@ class Zero1(Hook):
         return Moves(reduced=plan.bytes_per_gradient, last=plan.least_gathered, late=True)
 
     def resident(self, stage: Stage) -> Memory:
-        """DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Gradients of 16 bits stay
-        beside fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
+        """What fills the gaps of Megatron-LM's buffers.
+
+        DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Gradients of 16 bits stay beside
+        fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
         """
         plan = stage.plan
         room = plan.runtime.reduce_bucket_size
-        if room is None or plan.copies == 1:
+        if plan.copies == 1:
             return ()
+        if room is None:
+            gaps = float(sum(bucket.padding for bucket in stage.buckets()))
+            return (("parameter", gaps * plan.bytes_per_element), ("gradient", gaps * plan.bytes_per_gradient)) if gaps else ()
         narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
         kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
         bucket = float(room * plan.bytes_per_gradient)
@@ -67,6 +72,7 @@ class Zero1(Hook):
         dense = stage.parameters - experts, stage.plan.sharing, False
         for elements, along, spread in (dense, (stage.spread(0, every), stage.plan.expert_sharing, True)):
             if elements:
+                elements += sum(bucket.padding for bucket in stage.buckets() if bucket.spread == spread)
                 width = stage.gathered_width(0, every, spread)
                 size = plan.runtime.allgather_bucket_size or stage.limits.size
                 count = in_buckets(elements, size)
@@ -80,7 +86,7 @@ class Zero2(Zero1):
     """Sharded optimizer states and gradients."""
 
     shards = frozenset({"optimizer", "gradient"})
-    whole_gradients = False
+    whole_gradients = even_buckets = False
 
     def __init__(self) -> None:
         self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet

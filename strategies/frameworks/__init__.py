@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from strategies.frameworks.options import Options
 from strategies.frameworks.passes import FLOAT, Passes, Ways, persistent_norm, reduce, stream
@@ -17,6 +17,13 @@ from strategies.frameworks.runtime import Runtime
 from topologies.registry import Registry
 
 TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  # its fp8 scalings
+
+
+class Alignment(NamedTuple):
+    """Elements at whose multiples a parameter starts in its bucket, and a bucket ends."""
+
+    start: int = 1
+    end: int = 1
 
 
 class KernelSet:
@@ -103,6 +110,10 @@ class KernelSet:
         the first pipeline rank.
         """
         return None
+
+    def alignment(self, ranks: int) -> Alignment:
+        """Of buckets that so many ranks share out evenly."""
+        return Alignment()
 
     def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """Kernels on a rank's whole gradients of `gradient` bytes before they are summed over `copies` ranks: names, bytes per

@@ -133,7 +133,7 @@ class Stage(StagePasses):
 
     def reduce_bucket(self, operation: str, bucket: Bucket, completed: Ref, free: Memory = ()) -> None:
         """Reduce a bucket's gradients over the ranks that have the same parameters."""
-        size = float(bucket.elements * self.plan.bytes_per_gradient)
+        size = float((bucket.elements + bucket.padding) * self.plan.bytes_per_gradient)
         if bucket.spread:
             self.reduced.append(self._reduction(operation, size, 1, self.plan.expert_sharing, (completed,), free))
         else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from strategies.frameworks import TRANSFORMER_ENGINE, KernelSet, kernel_sets
+from strategies.frameworks import TRANSFORMER_ENGINE, Alignment, KernelSet, kernel_sets
 from strategies.frameworks.megatron.options import MegatronOptions
 
 BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
@@ -25,6 +25,14 @@ class Megatron(KernelSet):
         first (distributed_data_parallel.py; training.py, disable_bucketing).
         """
         return max(BUCKET, PER_RANK * dp) if overlap and first else math.inf
+
+    def alignment(self, ranks: int) -> Alignment:
+        """The distributed optimizer's parameters start at 128 bytes or a multiple, of 2 bytes each, and its buckets end where
+        ranks have equal parts and the next one starts at 256 bytes; with large powers of two in them, NCCL's messages of many
+        ranks keep their bandwidth (megatron/core/distributed/param_and_grad_buffer.py, _pad_start_of_param_if_needed,
+        _pad_end_of_bucket_if_needed). That two pipeline stages' copies of a tied embedding have buckets of their own is left out.
+        """
+        return Alignment(64, math.lcm(ranks, 2**16 if self.options.pad_buckets_for_high_nccl_busbw else 128))
 
     def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """Megatron-Core takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is

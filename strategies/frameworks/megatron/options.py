@@ -12,7 +12,9 @@ from strategies.frameworks.options import Options
 class MegatronOptions(Options):
     """Arguments of Megatron-Core's distributed data parallelism."""
 
-    droppable: ClassVar[frozenset[str]] = frozenset({"check_gradients", "average_in_collective"})
+    droppable: ClassVar[frozenset[str]] = frozenset(
+        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw"}
+    )
 
     check_gradients: bool = Field(
         True,
@@ -23,4 +25,9 @@ class MegatronOptions(Options):
         False,
         description="collectives average gradients (--ddp-average-in-collective); otherwise a pass over them does, before they "
         "are summed",
+    )
+    pad_buckets_for_high_nccl_busbw: bool = Field(
+        False,
+        description="buckets of the distributed optimizer (zero1) are padded to a multiple of 65,536 elements "
+        "(--ddp-pad-buckets-for-high-nccl-busbw); otherwise of 128",
     )

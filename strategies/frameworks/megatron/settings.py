@@ -100,6 +100,8 @@ def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
     options: dict[str, Any] = {"check_gradients": False} if flags.flag("no-check-for-nan-in-loss-and-grad", False) else {}
     if flags.flag("ddp-average-in-collective", False):
         options["average_in_collective"] = True
+    if flags.flag("ddp-pad-buckets-for-high-nccl-busbw", False) and flags.flag("use-distributed-optimizer", False):
+        options["pad_buckets_for_high_nccl_busbw"] = True
     if options:
         fields["framework"] = options
     if flags.flag("use-precision-aware-optimizer", False):
@@ -208,6 +210,7 @@ def _write(job: Job) -> WrittenSettings:
     if isinstance(own.options, MegatronOptions):
         flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.options.check_gradients)
         flags += [("--ddp-average-in-collective", None)] * own.options.average_in_collective
+        flags += [("--ddp-pad-buckets-for-high-nccl-busbw", None)] * own.options.pad_buckets_for_high_nccl_busbw
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
     start = (

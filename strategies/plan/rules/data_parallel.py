@@ -46,7 +46,7 @@ def belongs(plan: Plan, model: Model) -> Iterator[str]:
 
 
 def _gradients(plan: Plan) -> Iterator[str]:
-    """Where PyTorch's gradients are its own to free."""
+    """Whose buffers of gradients are given back, or padded."""
     has = "deepspeed" if plan.deepspeed else "offload" if plan.offload else ""
     has = has or f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
     stated = plan.framework.model_dump(exclude_unset=True) if plan.framework else {}
@@ -57,6 +57,8 @@ def _gradients(plan: Plan) -> Iterator[str]:
         yield f"{said['gradient_as_bucket_view']}; it is a choice of PyTorch's DDP, kernels torch or compiled"
     if "broadcast_buffers" in said and not plan.hook.of_ddp:
         yield f"{said['broadcast_buffers']}; it is a choice of PyTorch's DDP"
+    if "pad_buckets_for_high_nccl_busbw" in said and (plan.deepspeed or not plan.hook.even_buckets):
+        yield f"{said['pad_buckets_for_high_nccl_busbw']}; it is a choice of Megatron-LM's distributed optimizer, zero1"
 
 
 def _synchronised(plan: Plan) -> Iterator[str]:

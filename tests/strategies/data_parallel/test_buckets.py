@@ -8,12 +8,13 @@ import pytest
 
 from sim.engine.player import run
 from sim.program import Collective, Kernel
-from strategies.data_parallel.buckets import Cut, Gradient, Limits, filled, limits
+from strategies.data_parallel.buckets import Alignment, Cut, Gradient, Limits, filled, limits
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.lowering.stage import Stage
 from strategies.read_job import read_job
 from tests.conftest import LLAMA_LAYER
+from topologies.reading import UserError
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
 LLAMA = {
@@ -167,3 +168,81 @@ def test_a_bucket_that_fits_begins_anew_with_what_has_no_room() -> None:
     gradients = [Gradient((size,), Cut(10 - number), False) for number, size in enumerate((5, 3, 1, 7))]
     result = filled(gradients, Limits(8, 8, True), Cut(0))
     assert [[size for (size,) in bucket.shapes] for bucket in result] == [[5, 3], [1, 7]]
+
+
+def test_gaps_between_parameters_and_behind_buckets() -> None:
+    """Parameters start at multiples of 64 and buckets end at multiples of 384: 100 elements at 0, 10 at 128, 500 at 192 … 692,
+    which fill a bucket of 300 that ends at 768; then 7 … 384.
+    """
+    gradients = [Gradient((size,), Cut(10 - number), False) for number, size in enumerate((100, 10, 500, 7))]
+    result = filled(gradients, Limits(300, 300, aligned=(Alignment(64, 384), Alignment())), Cut(0))
+    assert [(bucket.shapes, bucket.padding) for bucket in result] == [(((100,), (10,), (500,)), 768 - 610), (((7,),), 384 - 7)]
+    closer = filled(gradients, Limits(129, 129, aligned=(Alignment(64, 1), Alignment())), Cut(0))
+    assert [bucket.shapes for bucket in closer] == [((100,), (10,)), ((500,),), ((7,),)]  # the second one ends at 138
+
+
+def moved(job) -> dict[str, float]:
+    """Elements of the gradients that are reduced, and of the parameters that are gathered, in a step."""
+    (cohort,) = lower(job.model, job.resolve()).cohorts
+    works = [op.work for op in cohort.ops if isinstance(op.work, Collective)]
+    return {label: sum(work.bytes / work.width for work in works if work.label == label) for label in ("gradients", "parameters")}
+
+
+NARROW = LLAMA_LAYER | {
+    "name": "narrow",
+    "layers": 1,
+    "hidden": 4,
+    "ffn": 6,
+    "heads": 1,
+    "kv_heads": 1,
+    "vocabulary": 20,
+    "context": 8,
+}
+
+
+def test_megatrons_distributed_optimizer_pads_its_buckets(toy_job) -> None:
+    """A layer of 4 features and 12 ranks: lcm(12, 128) = 384, lcm(12, 65,536) = 196,608.
+
+    Without biases, and with a norm of 4 before attention and MLP: head 20·4 = 80 and the last norm 4; down 6·4 = 24, up
+    12·4 = 48, norm 4, output 16, qkv 48, norm 4; embedding 80. Each begins at a multiple of 64: the head takes two places, the
+    next seven one each, the embedding goes from 576 to 656, and the bucket ends at 768. Otherwise 308 are side by side.
+    """
+
+    def job(**plan):
+        return toy_job(12, 1, NARROW, gradients="fp32", microbatch=1, sequence=8, overlap=False, **plan)
+
+    def held(job) -> dict[str, float]:
+        (cohort,) = lower(job.model, job.resolve()).cohorts
+        return {kind: sum(size for each, size in cohort.resident if each == kind) for kind in ("parameter", "gradient")}
+
+    padded = {"pad_buckets_for_high_nccl_busbw": True}
+    assert moved(job(data_parallel="ddp")) == {"gradients": 308, "parameters": 0}
+    assert moved(job(data_parallel="zero1")) == {"gradients": 768, "parameters": 768}
+    assert moved(job(data_parallel="zero1", framework=padded)) == {"gradients": 196_608, "parameters": 196_608}
+    assert moved(job(data_parallel="zero1", kernels="torch")) == {"gradients": 308, "parameters": 308}
+    assert held(job(data_parallel="zero1")) == {"parameter": 2 * 768, "gradient": 4 * 768}
+    assert held(job(data_parallel="ddp")) == {"parameter": 2 * 308, "gradient": 4 * 308}
+    with pytest.raises(UserError, match="pad_buckets_for_high_nccl_busbw=true contradicts data_parallel=ddp"):
+        job(data_parallel="ddp", framework=padded).resolve()
+
+
+def test_experts_have_buckets_that_fewer_ranks_share(toy_job) -> None:
+    """12 ranks of which 4 share each expert: padded to multiples of lcm(4, 128) = 128, what all share to lcm(12, 128) = 384."""
+    job = toy_job(
+        12,
+        1,
+        NARROW | {"experts": {"experts": 3, "chosen": 1, "ffn": 6}},
+        ep=3,
+        data_parallel="zero1",
+        gradients="fp32",
+        microbatch=1,
+        sequence=8,
+        overlap=False,
+    )
+    plan = job.resolve()
+    assert limits(plan).aligned == (Alignment(64, 384), Alignment(64, 128))
+    work = parts(job.model, plan)
+    spread, dense = Stage(0, 0, 0, None, [work.embedding, *work.stage(0, 1), work.head], plan, job.model).buckets()
+    assert (spread.spread, spread.elements, spread.padding) == (True, 24 + 48, 128 - 72)  # down at 0, gate and up at 64 … 112
+    assert (dense.spread, dense.elements, dense.padding) == (False, 248, 768 - 248)  # a router's 12 in the place of the MLP's two
+    assert moved(job) == {"gradients": 768 + 128, "parameters": 768 + 128}

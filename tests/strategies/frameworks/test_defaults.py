@@ -116,6 +116,9 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
     ("Megatron-LM", "gradients with fp16"): lambda: TYPES[megatron("--fp16").get("gradients", "same")],
     ("Megatron-LM", "check-for-nan-in-loss-and-grad"): lambda: yes(kernel_set("megatron").options.check_gradients),
     ("Megatron-LM", "ddp-average-in-collective"): lambda: yes(kernel_set("megatron").options.average_in_collective),
+    ("Megatron-LM", "ddp-pad-buckets-for-high-nccl-busbw"): lambda: yes(
+        kernel_set("megatron").options.pad_buckets_for_high_nccl_busbw
+    ),
     ("Megatron-LM", "gradient-accumulation-fusion"): lambda: yes(
         megatron().get("accumulation_fusion", kernel_set("megatron").accumulates_in_products)
     ),

@@ -116,6 +116,11 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--no-gradient-accumulation-fusion", {"accumulation_fusion": False}),
         ("--no-check-for-nan-in-loss-and-grad", {"framework": {"check_gradients": False}}),
         ("--ddp-average-in-collective", {"framework": {"average_in_collective": True}}),
+        (
+            "--use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw",
+            {"framework": {"pad_buckets_for_high_nccl_busbw": True}},
+        ),
+        ("--ddp-pad-buckets-for-high-nccl-busbw", {"framework": None}),  # which pads nothing without that optimizer
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         ("--exp-avg-dtype bf16", {"exp_avg_dtype": None}),  # which the flag turns on
         ("--expert-tensor-parallel-size 1", {"expert_tp": 1}),
