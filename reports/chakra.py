@@ -22,8 +22,8 @@ from typing import NamedTuple
 from sim.analysis.breakdown import PHASES
 from sim.grid import Grid
 from sim.pricing.block_costs import SLOWDOWN, BlockCost
+from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import Traffic, members
 from sim.program import CPU, Block, Collective, Join, Kernel, Ref, Send, SharedItems, Start
 from sim.timeline import Timeline, op_label
 from topologies.documents.writing import whole_file, write_whole

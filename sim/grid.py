@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,13 +56,38 @@ class Grid:
 
         `at` keeps only ranks with these coordinates along other axes.
         """
-        names = [axis for axis, _ in reversed(self.sizes)]
-        array = self.array()[tuple((at or {}).get(name, slice(None)) for name in names)]
-        left = [name for name in names if name not in (at or {})]
-        inside = [left.index(name) for name in left if name in axes]
-        outside = [i for i in range(len(left)) if i not in inside]
-        size = int(np.prod([array.shape[i] for i in inside], dtype=np.int64))
-        return array.transpose(outside + inside).reshape(-1, size)
+        free = [name for name, _ in self.sizes if name not in (at or {})]
+        firsts = self._along([name for name in free if name not in axes]) + self.first(at or {})
+        return firsts[:, None] + self._along([name for name in free if name in axes])
+
+    def group(self, number: int, axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
+        """One of `groups`, shape (members,)."""
+        first, fixed = self.first(at or {}), at or {}
+        stride = 1
+        for axis, degree in self.sizes:
+            if axis not in axes and axis not in fixed:
+                number, place = divmod(number, degree)
+                first += place * stride
+            stride *= degree
+        return self._along([name for name, _ in self.sizes if name in axes and name not in fixed]) + first
+
+    def _along(self, axes: Sequence[str]) -> NDArray[np.int64]:
+        """Ranks with all coordinates along `axes`, which are innermost first, and 0 along all others; in order."""
+        ranks, stride = np.zeros(1, np.int64), 1
+        for axis, degree in self.sizes:
+            if axis in axes and degree > 1:
+                ranks = (np.arange(degree)[:, None] * stride + ranks).ravel()
+            stride *= degree
+        return ranks
+
+    def are_at(self, ranks: NDArray[np.int64], at: dict[str, int]) -> NDArray[np.bool_]:
+        """Whether each of `ranks` has these coordinates."""
+        result, stride = np.ones(len(ranks), dtype=bool), 1
+        for axis, degree in self.sizes:
+            if axis in at:
+                result &= ranks // stride % degree == at[axis]
+            stride *= degree
+        return result
 
     def first(self, at: dict[str, int]) -> int:
         """The first rank with these coordinates."""
@@ -74,10 +100,14 @@ class Grid:
         """How many ranks have these coordinates."""
         return math.prod(degree for axis, degree in self.sizes if axis not in at)
 
-    def group_of(self, axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
-        """For each rank the number of its group, as `groups` has them; meaningless for ranks that `at` leaves out."""
-        groups, number = self.groups(axes, at), np.empty(self.world, np.int64)
-        number[groups] = np.arange(len(groups))[:, None]
+    def group_of(self, ranks: NDArray[np.int64], axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
+        """The number of the group of each of `ranks`, as `groups` has them; `ranks` are at the coordinates `at`."""
+        number, stride, groups = np.zeros_like(ranks), 1, 1
+        for axis, degree in self.sizes:
+            if axis not in axes and axis not in (at or {}):
+                number = number + ranks // stride % degree * groups
+                groups *= degree
+            stride *= degree
         return number
 
     def coordinates(self, rank: int) -> dict[str, int]:

@@ -34,13 +34,17 @@ class End(NamedTuple):
 
 @dataclass(frozen=True)
 class LinkRange:
-    """`count` equal directed links of a fabric, numbered in a row; `name` tells them apart for people."""
+    """`count` equal directed links of a fabric, numbered in a row; `name` tells them apart for people.
+
+    each: where so many neighbouring nodes in a row have so many links in a row for themselves: (nodes, links); else (0, 0).
+    """
 
     kind: str
     count: int
     capacity: float  # bytes per second
     latency: float  # seconds
     name: Callable[[int], str]
+    each: tuple[int, int] = (0, 0)
 
 
 class Backbone(NamedTuple):

@@ -9,8 +9,9 @@ import numpy as np
 
 from sim.collectives import Ids
 from sim.pricing.transfers.path_latency import Floats
+from sim.pricing.transfers.traffic import Traffic
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
+from sim.pricing.transfers.wiring import endpoints, schedule
 from sim.program import Block, Collective, Send
 from sim.timeline import Timeline
 from topologies.links.topology import Topology, is_hosted

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from typing import cast
 
 from sim.analysis.link_load import transfers
+from sim.pricing.transfers.traffic import members
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import members, schedule
+from sim.pricing.transfers.wiring import schedule
 from sim.program import CPU, Block, Op
 from sim.timeline import Timeline
 

@@ -55,8 +55,8 @@ class Places:
         self.timeline, self.grid = timeline, timeline.program.grid
         self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
         self.inside = axes_inside(timeline.program)
-        inside = self.grid.group_of(self.inside)
-        _, self._example, self._place = np.unique(inside[self.ranks[0]], return_index=True, return_inverse=True)
+        inside = self.grid.group_of(self.ranks[0], self.inside)
+        _, self._example, self._place = np.unique(inside, return_index=True, return_inverse=True)
         self.count = len(self._example)
         lane, program = timeline.op_costs.lane, timeline.program
         self._lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]

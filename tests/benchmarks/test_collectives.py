@@ -18,7 +18,8 @@ from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.transfers import link_merging as merging
 from sim.pricing.transfers import wiring
-from sim.pricing.transfers.wiring import Traffic, endpoints, schedule
+from sim.pricing.transfers.traffic import Traffic
+from sim.pricing.transfers.wiring import endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
 from topologies.cluster_files import load_cluster
 

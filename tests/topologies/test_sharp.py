@@ -10,7 +10,8 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.transfers.sibling_groups import placements
-from sim.pricing.transfers.wiring import Traffic, applicable, endpoints, schedule, stretches
+from sim.pricing.transfers.traffic import Traffic
+from sim.pricing.transfers.wiring import applicable, endpoints, schedule, stretches
 from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.topology import aggregation

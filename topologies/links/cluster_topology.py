@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from topologies.board import KINDS, Link
 from topologies.fabric import End, Fabric, LinkRange, SwitchTree, pack
+from topologies.links.frames import Frames
 from topologies.links.topology import Ids, Values
 from topologies.node import Node
 
@@ -51,6 +52,7 @@ class ClusterTopology:
         self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])
         self.generation = fabric.aggregation
         self._tree = fabric.switch_tree(node, nodes) if self.generation else None
+        self._each = [links.each for links in ranges]
         tiers = fabric.periods
         self.period = None if tiers is None else node.gpus * lcm(*(below for below in tiers if below < nodes))
 
@@ -58,6 +60,16 @@ class ClusterTopology:
     def links(self) -> int:
         """Number of directed links."""
         return int(self._starts[-1])
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether GPUs that are shifted by a period have links that are shifted too, and none of the fabric that serve all."""
+        return self.period is not None and all(0 < nodes < self.nodes for nodes, _ in self._each)
+
+    @property
+    def is_wired_inside(self) -> bool:
+        """Whether traffic between GPUs of a node stays inside it."""
+        return bool(self._inside.shape[-1])
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -84,7 +96,7 @@ class ClusterTopology:
         if self._host is not None and self.nodes <= last < len(PLACES) * self.nodes:
             return self._copies(np.asarray(source, dtype=np.int64), np.asarray(destination, dtype=np.int64))
         a, b = self._end(source), self._end(destination)
-        near = a.node == b.node if self._inside.shape[-1] else a.gpu == b.gpu
+        near = a.node == b.node if self.is_wired_inside else a.gpu == b.gpu
         if near.all():
             return self._near(a, b)
         if not near.any():
@@ -185,6 +197,11 @@ class ClusterTopology:
             columns = out.shape[1] + (between >= 0).sum(axis=1)  # where the fabric ends
             routes[np.arange(len(routes))[:, None], columns[:, None] + np.arange(into.shape[1])] = into
         return pack(routes) if self._ragged else routes
+
+    def frames(self, nodes: int) -> Frames:
+        """Links by frames of so many nodes, a multiple of the cluster's period."""
+        shares = [nodes // below * links for below, links in self._each]
+        return Frames([0, *self._starts.tolist()], [nodes * self._per_node, *shares])
 
     def kind(self, link: Ids) -> Ids:
         """Index into `kinds` for each link id."""

@@ -21,8 +21,9 @@ from sim.pricing.transfers.measured_tables import CollectiveTable
 from sim.pricing.transfers.nccl_tuning import communicator, passed_over
 from sim.pricing.transfers.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
 from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
+from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
-from sim.pricing.transfers.wiring import Traffic, applicable, extent, fullest, members, ranks_of, sent
+from sim.pricing.transfers.wiring import applicable, extent, fullest, sent
 from sim.program import Collective, Send
 from topologies.links.impaired import ImpairedTopology
 from topologies.links.topology import Topology, gpu_kind

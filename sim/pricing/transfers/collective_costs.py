@@ -15,8 +15,8 @@ from sim.pricing.transfers.algorithm_choice import AlgorithmChoice, At, Choice
 from sim.pricing.transfers.link_merging import Wiring
 from sim.pricing.transfers.protocols import Shape
 from sim.pricing.transfers.sibling_groups import Membership, lanes, together
+from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
-from sim.pricing.transfers.wiring import Traffic, members
 from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
 from topologies.links.topology import Topology, Values
 
@@ -224,8 +224,8 @@ class CollectiveCosts(AlgorithmChoice):
         group_of = self._groups.get((axes, cohort))
         if group_of is None:
             grid, at = self.grid, self._at[cohort]
-            number = grid.group_of(axes, dict(_across(at, axes)))
-            group_of = self._groups[axes, cohort] = number[grid.groups((), dict(at)).ravel()]
+            ranks = grid.groups((), dict(at)).ravel()
+            group_of = self._groups[axes, cohort] = grid.group_of(ranks, axes, dict(_across(at, axes)))
         return group_of
 
     def lanes(self, unlike: Ids, most: int) -> Ids | None:

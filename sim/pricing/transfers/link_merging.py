@@ -16,15 +16,16 @@ from numpy.typing import NDArray
 
 from sim.collectives import Ids
 from sim.grid import Grid
+from sim.pricing.transfers.link_classes import Laid, fingerprints, link_classes
 from sim.pricing.transfers.path_latency import Floats
 from sim.pricing.transfers.protocols import Shape
-from sim.pricing.transfers.wiring import Stretch, Traffic, stretches
+from sim.pricing.transfers.traffic import Traffic
+from sim.pricing.transfers.translation import original
+from sim.pricing.transfers.wiring import stretches
 from topologies.links.impaired import varying
 from topologies.links.topology import Topology
 
 K = TypeVar("K", bound=Hashable)
-_VARYING = np.uint64(0x9E3779B97F4A7C15)
-_ODD = 1_000_003  # numbers of flows are distinguished to one part of this
 
 
 class Demand(NamedTuple):
@@ -57,9 +58,11 @@ class Wiring:
 @lru_cache(maxsize=1024)
 def wire(topology: Topology, grid: Grid, traffics: tuple[Traffic, ...]) -> Wiring:
     """Lay all traffics over the topology and merge links that no demand tells apart."""
-    return _wired(
-        topology, [(traffic, stretch) for traffic in traffics for stretch in stretches(topology, grid, traffic)], traffics
-    )
+    parts = []
+    for traffic in traffics:
+        first, shift = original(topology, grid, traffic)
+        parts += [(traffic, Laid(stretch, shift)) for stretch in stretches(topology, grid, first)]
+    return _wired(topology, parts, traffics)
 
 
 def wire_together(jobs: Sequence[tuple[Topology, Grid, tuple[Traffic, ...]]]) -> list[Wiring]:
@@ -67,36 +70,25 @@ def wire_together(jobs: Sequence[tuple[Topology, Grid, tuple[Traffic, ...]]]) ->
     one number for all. Each job's own demands on them.
     """
     keys = tuple((number, traffic) for number, (_, _, traffics) in enumerate(jobs) for traffic in traffics)
-    parts = [(key, stretch) for key in keys for stretch in stretches(*jobs[key[0]][:2], key[1])]
+    parts = [(key, Laid(stretch)) for key in keys for stretch in stretches(*jobs[key[0]][:2], key[1])]
     whole = _wired(jobs[0][0], parts, keys)
     own = [{traffic: whole.demands[number, traffic] for traffic in traffics} for number, (_, _, traffics) in enumerate(jobs)]
     return [replace(whole, demands=demands, shapes={}) for demands in own]
 
 
-def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Sequence[K]) -> Wiring:
-    crossed = np.zeros(topology.links, dtype=bool)
-    for _, stretch in parts:
-        crossed[stretch.links] = True
-    touched = np.flatnonzero(crossed)
-    capacity, kind = topology.capacity(touched), topology.kind(touched)
-    # A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
-    random = np.random.default_rng(0).integers(1, 2**63, size=len(parts) + 2, dtype=np.uint64)
-    load = np.zeros(len(touched), np.uint64)
-    at = _places(crossed, touched, [stretch.links for _, stretch in parts])
-    for number, (_, stretch) in enumerate(parts):
-        load[at[number]] += np.rint(stretch.flows * _ODD).astype(np.uint64) * random[number]
-    changing = varying(topology, touched)
-    mark = load + capacity.view(np.uint64) * random[-1] + kind.astype(np.uint64) * random[-2]
-    mark += changing.astype(np.uint64) * _VARYING
-    _, first, merged, multiple = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
+def _wired(topology: Topology, parts: Sequence[tuple[K, Laid]], traffics: Sequence[K]) -> Wiring:
+    links, count, crossings = link_classes(topology, [laid for _, laid in parts])
+    capacity, kind, changing = topology.capacity(links), topology.kind(links), varying(topology, links)
+    _, first, merged = np.unique(fingerprints(topology, links, crossings), return_index=True, return_inverse=True)
+    multiple = np.bincount(merged, count, minlength=len(first)).astype(np.int64)
     flows = np.zeros((len(parts), len(first)))
-    for number, (_, stretch) in enumerate(parts):
-        flows[number, merged[at[number]][::-1]] = stretch.flows[::-1]  # of links that are merged, the first
+    for number, crossing in enumerate(crossings):
+        flows[number, merged[crossing.at][::-1]] = crossing.flows[::-1]  # of links that are merged, the first
     kinds, nominal, changing = kind[first], capacity[first], changing[first]
     order = {traffic: number for number, traffic in enumerate(traffics)}
     shared = _shared(flows, np.array([order[traffic] for traffic, _ in parts], dtype=np.int64), nominal, kinds, changing)
     demands: dict[Any, tuple[Demand, ...]] = dict.fromkeys(traffics, ())
-    for number, (traffic, stretch) in enumerate(parts):
+    for number, (traffic, (stretch, _)) in enumerate(parts):
         steps = tuple(stretch.steps.tolist())
         last = Demand(stretch.share, _pairs(flows[number]), steps, stretch.wire, _pairs(shared.flows[number]))
         demands[traffic] = _joined(demands[traffic], last)
@@ -104,7 +96,7 @@ def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Seq
     return Wiring(
         capacity=tuple(nominal.tolist()),
         kind=tuple(names[k] for k in kinds),
-        example=tuple(touched[first].tolist()),
+        example=tuple(links[first].tolist()),
         multiple=tuple(multiple.tolist()),
         shared_capacity=tuple(shared.capacity.tolist()),
         shared_kind=tuple(names[k] for k in shared.kind),
@@ -113,14 +105,6 @@ def _wired(topology: Topology, parts: Sequence[tuple[K, Stretch]], traffics: Seq
         kinds=names,
         varying=tuple(shared.varying.tolist()),
     )
-
-
-def _places(crossed: NDArray[np.bool_], touched: Ids, several: Sequence[Ids]) -> list[Ids]:
-    """Where links are among those that are touched."""
-    if sum(map(len, several)) * 8 < len(crossed):
-        return [np.searchsorted(touched, links) for links in several]
-    place = np.cumsum(crossed, dtype=np.int64) - 1
-    return [place[links] for links in several]
 
 
 def _pairs(flows: Floats) -> tuple[tuple[int, float], ...]:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.grid import Grid
-from sim.pricing.transfers.wiring import Traffic, members
+from sim.pricing.transfers.traffic import Traffic, first_members
 from topologies.links.topology import Topology
 
 US = 1e-6
@@ -53,7 +53,7 @@ def passed_over(group: Communicator | None, size: float) -> str:
 @lru_cache(maxsize=4096)
 def communicator(topology: Topology, grid: Grid, traffic: Traffic) -> Communicator | None:
     """The first of these groups; None where it is in one node, unevenly spread, or its nodes have no NVLink inside."""
-    first = members(grid, traffic)[0]
+    first = first_members(grid, traffic)
     node, each = np.unique(topology.node_of(first), return_counts=True)
     if len(node) < 2 or len(set(each.tolist())) > 1:
         return None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
 from functools import lru_cache
-from math import gcd
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,7 +16,9 @@ from numpy.typing import NDArray
 from sim.collectives import Ids
 from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
-from sim.pricing.transfers.wiring import Traffic, endpoints, members, rings, schedule
+from sim.pricing.transfers.traffic import Traffic, members
+from sim.pricing.transfers.translation import copies, translated
+from sim.pricing.transfers.wiring import endpoints, rings, schedule
 from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.impaired import varying
 from topologies.links.topology import Topology, aggregation, is_unequal, node_kind
@@ -39,20 +40,25 @@ def placements(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[tuple[
     """Numbers of sibling groups, those together for which algorithms have the same schedule: their members are in the same way
     spread over nodes and wired to each other. `()` stands for all groups.
     """
-    groups = members(grid, traffic)
+    again = copies(topology, grid, traffic)
+    return _classes(np.tile(_placed_alike(topology, members(grid, again.first)), again.times))
+
+
+def _placed_alike(topology: Topology, groups: Ids) -> Ids:
+    """A number for each group."""
     where = _pattern(topology.node_of(groups))
     if (kind := node_kind(topology, groups)).any():
         where = np.concatenate([where, kind], axis=1)
     if (fabric := aggregation(topology)) is not None:
         where = np.concatenate([where, *map(_pattern, np.moveaxis(fabric.aggregators(groups), 2, 0))], axis=1)
     if not 2 < groups.shape[1] <= MEMBERS:  # no rings along direct links
-        return _classes(numbered(where))
+        return numbered(where)
     _, first, each = np.unique(topology.node_of(np.arange(topology.gpus)), return_index=True, return_inverse=True)
     rows = np.concatenate([where, groups - first[each][groups]], axis=1)  # nodes, and places inside them
     _, examples, row = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     keys = [(tuple(where[group].tolist()), rings(topology, tuple(groups[group].tolist()))) for group in examples]
     names = {key: number for number, key in enumerate(keys)}
-    return _classes(np.array([names[key] for key in keys])[row.ravel()])
+    return np.array([names[key] for key in keys])[row.ravel()]
 
 
 def _classes(kind: Ids) -> tuple[tuple[int, ...], ...]:
@@ -83,33 +89,35 @@ def kinds(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, ...]:
     """A number for each group of `traffic`, `()` where all are equal: groups of equal numbers send over equal links. Their
     algorithm has one schedule.
     """
-    groups = endpoints(topology, grid, traffic)
+    again = copies(topology, grid, traffic)
+    groups = endpoints(topology, grid, again.first)
     if len(groups) == 1:
         return ()
-    marks, sums, equal = _marks(topology), np.zeros(len(groups), np.uint64), True
+    sums, equal = np.zeros(len(groups), np.uint64), True
     for number, phase in enumerate(schedule(topology, grid, traffic).phases):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        rows = marks[routes].sum(axis=1).reshape(len(groups), -1)
+        rows = _marks(topology, routes).reshape(len(groups), -1)
         if not (rows == rows[0]).all():
             equal = False
             weights = np.random.default_rng(number).integers(1, 2**63, size=rows.shape[1], dtype=np.uint64)
             sums += (rows * weights).sum(axis=1)
-    return () if equal else tuple(numbered(sums[:, None]).tolist())
+    return () if equal else tuple(numbered(sums[:, None]).tolist()) * again.times
 
 
-@lru_cache(maxsize=16)
-def _marks(topology: Topology) -> NDArray[np.uint64]:
-    """A number for each link that only links of equal kind, capacity and latency share; the last, 0, for no link."""
-    links = np.arange(topology.links)
+def _marks(topology: Topology, routes: Ids) -> NDArray[np.uint64]:
+    """A number for each route that only routes over links of equal kinds, capacities and latencies share."""
+    real = routes >= 0
+    links = routes[real]
     bits = (
         topology.kind(links).astype(np.uint64),
         topology.capacity(links).view(np.uint64),
         topology.latency(links).view(np.uint64),
     )
     random = np.random.default_rng(0).integers(1, 2**63, size=len(bits), dtype=np.uint64)
-    marks = sum(value * weight for value, weight in zip(bits, random, strict=True))
-    marks += varying(topology, links).astype(np.uint64) * _VARYING
-    return np.append(marks, np.uint64(0))
+    marks = np.zeros(routes.shape, np.uint64)
+    marks[real] = sum(value * weight for value, weight in zip(bits, random, strict=True))
+    marks[real] += varying(topology, links).astype(np.uint64) * _VARYING
+    return np.asarray(marks.sum(axis=1, dtype=np.uint64))
 
 
 def lanes(memberships: Sequence[Membership], lane: Ids, most: int) -> Ids | None:
@@ -144,16 +152,8 @@ def first_alike(topology: Topology, grid: Grid, siblings: Traffic) -> Traffic:
     """The groups at the lowest coordinates whose ranks are those of `siblings`, shifted by periods of the cluster."""
     if not isinstance(topology, ClusterTopology) or is_unequal(topology):
         return siblings
-    node = topology.node_of(members(grid, siblings))
+    node = topology.node_of(members(grid, copies(topology, grid, siblings).first))
     period = topology.gpus_per_node if (node == node[:, :1]).all() else topology.period
     if period is None:
         return siblings
-    at, to = dict(siblings.at), dict(siblings.to)
-    for axis in at.keys() & (to or at).keys():
-        stride = grid.first({axis: 1})
-        step = period // gcd(period, stride)
-        shift = min(at[axis], to.get(axis, at[axis])) // step * step
-        at[axis] -= shift
-        if to:
-            to[axis] -= shift
-    return siblings._replace(at=tuple(at.items()), to=tuple(to.items()))
+    return translated(grid, siblings, period)[0]

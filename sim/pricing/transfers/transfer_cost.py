@@ -6,7 +6,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 
 from sim.engine.network import FlowPart
-from sim.pricing.transfers.wiring import Traffic
+from sim.pricing.transfers.traffic import Traffic
 from sim.program import Collective, Send
 
 

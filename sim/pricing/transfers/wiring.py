@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,28 +17,14 @@ from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from sim.pricing.transfers.aggregation import above
 from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
+from sim.pricing.transfers.traffic import Traffic, first_members, members
+from sim.pricing.transfers.translation import copies, original
+from topologies.links.sums import summed
 from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
 
 MANY = 64  # stretches of one collective that are kept apart
 ROOTED = ("broadcast", "reduce", "scatter", "gather")
-
-
-class Traffic(NamedTuple):
-    """The ranks of a communication: a collective along `axes` of the ranks at coordinates `at`, or (to not empty) a send to the
-    ranks at `to`.
-
-    `groups` picks some of the sibling groups by number; () is all of them at once. `algorithm` is the full name,
-    "all_reduce/ring".
-    counts: of an all_to_allv, as in `Place`.
-    """
-
-    algorithm: str
-    axes: tuple[str, ...]
-    at: tuple[tuple[str, int], ...]
-    to: tuple[tuple[str, int], ...] = ()
-    groups: tuple[int, ...] = ()
-    counts: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +44,10 @@ class Stretch:
     wire: float
 
 
-def members(grid: Grid, traffic: Traffic) -> Ids:
-    """Ranks of the groups, shape (groups, n); of a send, (pairs, 2): sender and receiver."""
-    at = dict(traffic.at)
-    if traffic.to:
-        groups = np.stack([grid.groups((), at).ravel(), grid.groups((), dict(traffic.to)).ravel()], axis=1)
-    else:
-        groups = grid.groups(traffic.axes, at)
-    return groups[list(traffic.groups)] if traffic.groups else groups
-
-
-def ranks_of(grid: Grid, traffic: Traffic) -> int:
-    """Ranks of a group; of a send 2."""
-    return 2 if traffic.to else grid.size(traffic.axes)
-
-
 @lru_cache(maxsize=4096)
 def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     """(ranks, nodes) of the first group."""
-    first = members(grid, traffic)[0]
+    first = first_members(grid, traffic)
     return len(first), len(set(topology.node_of(first).tolist()))
 
 
@@ -106,15 +76,19 @@ def _ends_of_copies(topology: Topology, ranks: Ids, source: str, destination: st
     return np.stack([topology.place(ranks[:, 0], name) for name in (source, destination)], axis=1)
 
 
-@lru_cache(maxsize=4096)
 def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     """The schedule of the first group; the others, spread over nodes in the same way, use the same order of members.
 
     Raises NotApplicable when the algorithm does not work for them.
     """
+    return _schedule(topology, grid, original(topology, grid, traffic)[0])
+
+
+@lru_cache(maxsize=4096)
+def _schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     if traffic.algorithm.startswith("copy/"):
         return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
-    first = members(grid, traffic)[0]
+    first = first_members(grid, traffic)
     switch: tuple[int, ...] = ()
     if is_multicast(topology) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
@@ -170,7 +144,7 @@ def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
 @lru_cache(maxsize=4096)
 def fullest(topology: Topology, grid: Grid, traffic: Traffic) -> int:
     """Members of the first sibling group in the node that has most of them."""
-    return int(np.unique(topology.node_of(members(grid, traffic)[0]), return_counts=True)[1].max())
+    return int(np.unique(topology.node_of(first_members(grid, traffic)), return_counts=True)[1].max())
 
 
 @lru_cache(maxsize=4096)
@@ -180,9 +154,9 @@ def sent(topology: Topology, grid: Grid, traffic: Traffic, at: tuple[tuple[str, 
     Where they are those of all members, the most that one sends; of operations with a root the mean, for ranks that run the same
     program take turns as the root.
     """
-    first = members(grid, traffic)[0]
+    first = first_members(grid, traffic)
     shares = schedule(topology, grid, traffic).sent(len(first))
-    ours = np.isin(first, grid.groups((), dict(at)))
+    ours = grid.are_at(first, dict(at))
     if ours.all() and traffic.algorithm.partition("/")[0] not in ROOTED:
         return float(shares.max(initial=0.0))
     return float(shares[ours].mean())
@@ -194,14 +168,15 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
 
     The first piece of a pipeline goes through all phases one after the other; the others follow in its wake, all phases at once.
     """
-    plan = schedule(topology, grid, traffic)
-    groups = endpoints(topology, grid, traffic)
+    plan, again = schedule(topology, grid, traffic), copies(topology, grid, traffic)
+    groups = endpoints(topology, grid, again.first)
     result: list[Stretch] = []
+    loads: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0))]
     arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
-    longest, most, total = arrival[0].copy(), 0, np.zeros(topology.links)
+    longest, most = arrival[0].copy(), 0
     for phase, times in _merged(plan):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        links, load = _loads(routes, np.repeat(np.tile(phase.amounts, len(groups)), routes.shape[1]), topology.links)
+        links, load = again.load(topology, *_loads(routes, np.tile(phase.amounts, len(groups))))
         hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
         changed, rows = after(arrival, longest, phase, times, hops)
         arrival[changed] = rows
@@ -209,11 +184,11 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         largest = int(phase.amounts.max(initial=0))
         result.append(_stretch(links, load, largest, times / plan.chunks / plan.pieces, longest - before))
         most = max(most, largest * times)
-        total[links] += load * times
+        loads.append((links, load * times))
     if plan.pieces > 1:
-        links = np.flatnonzero(total)
+        links, load = summed(*(np.concatenate(each) for each in zip(*loads, strict=True)))
         rest = (plan.pieces - 1) / plan.chunks / plan.pieces
-        result.append(_stretch(links, total[links], most, rest, np.zeros_like(longest)))
+        result.append(_stretch(links, load, most, rest, np.zeros_like(longest)))
     return tuple(result) if len(result) <= MANY else _alike(topology, result)
 
 
@@ -238,16 +213,13 @@ def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
     )
 
 
-def _loads(routes: Ids, carried: Ids, links: int) -> tuple[Ids, Floats]:
-    """(links, chunks that cross each): routes are padded with −1."""
-    if routes.size * 8 > links:
-        load = np.bincount(routes.ravel() + 1, carried, minlength=links + 1)[1:].astype(float)
-        crossed = np.flatnonzero(load)
-        return crossed, load[crossed]
-    real = routes.ravel() >= 0  # a few of very many links
-    crossed, number = np.unique(routes.ravel()[real], return_inverse=True)
-    load = np.bincount(number, carried[real], minlength=len(crossed)).astype(float)
-    return crossed[load > 0], load[load > 0]
+def _loads(routes: Ids, carried: Ids) -> tuple[Ids, Floats]:
+    """(links, chunks that cross each): routes, shape (transfers, hops), are padded with −1; carried: chunks of each transfer."""
+    real = routes >= 0
+    if len(carried) and (carried == carried[0]).all():
+        links, times = summed(routes[real])
+        return (links, times * float(carried[0])) if carried[0] else (links[:0], times[:0])
+    return summed(routes[real], np.broadcast_to(carried[:, None], routes.shape)[real].astype(float))
 
 
 def _stretch(links: Ids, load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:

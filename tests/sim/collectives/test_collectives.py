@@ -13,7 +13,8 @@ from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.transfers import wiring
-from sim.pricing.transfers.wiring import Traffic, applicable, endpoints, schedule
+from sim.pricing.transfers.traffic import Traffic
+from sim.pricing.transfers.wiring import applicable, endpoints, schedule
 from sim.program import Cohort, Collective, Op, Program
 from topologies.cluster import Cluster
 from topologies.reading import UserError

@@ -9,7 +9,7 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.pricing.transfers.nccl_tuning import Communicator, communicator, prefers_rings
-from sim.pricing.transfers.wiring import Traffic
+from sim.pricing.transfers.traffic import Traffic
 from topologies.cluster_files import load_cluster
 
 

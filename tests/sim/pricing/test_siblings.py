@@ -17,8 +17,9 @@ from sim.pricing.transfers.aggregation import serves
 from sim.pricing.transfers.algorithm_choice import AlgorithmChoice
 from sim.pricing.transfers.link_merging import wire
 from sim.pricing.transfers.sibling_groups import Membership, lanes, placements
+from sim.pricing.transfers.traffic import Traffic
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import Traffic, _loads, endpoints
+from sim.pricing.transfers.wiring import _loads, endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job
@@ -282,12 +283,14 @@ def test_stages_that_are_shifted_by_whole_periods_choose_alike(name, nodes, chan
 # -- links and switches of groups ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("links", [4, 1000])
-def test_chunks_that_cross_each_link(links: int) -> None:
-    """Few links are counted one by one, of very many only those that are on a route; what carries nothing loads none."""
-    routes, carried = np.array([[0, 3], [3, -1], [2, -1], [1, 3]]), np.array([[5, 5], [2, 2], [0, 0], [1, 1]])
-    crossed, load = _loads(routes, carried.ravel(), links)
-    assert (crossed.tolist(), load.tolist()) == ([0, 1, 3], [5.0, 1.0, 8.0])
+@pytest.mark.parametrize("first", [0, 10**7])
+def test_chunks_that_cross_each_link(first: int) -> None:
+    """Links are counted wherever their numbers are; what carries nothing loads none."""
+    routes, carried = np.array([[0, 3], [3, -1], [2, -1], [1, 3]]), np.array([5, 2, 0, 1])
+    crossed, load = _loads(np.where(routes < 0, -1, routes + first * (routes > 1)), carried)
+    assert (crossed.tolist(), load.tolist()) == ([0, 1, 3 + first], [5.0, 1.0, 8.0])
+    crossed, load = _loads(routes, np.array([2, 2, 2, 2]))
+    assert (crossed.tolist(), load.tolist()) == ([0, 1, 2, 3], [2.0, 2.0, 2.0, 6.0])
 
 
 @pytest.mark.parametrize(

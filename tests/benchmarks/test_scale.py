@@ -1,0 +1,53 @@
+"""Speed on very many GPUs: `make bench`. Each first estimate is a process of its own; pairs run in turns."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from statistics import median
+
+import pytest
+
+pytestmark = pytest.mark.benchmark
+ROOT = Path(__file__).parents[2]
+
+FIRST = """
+import json, resource, sys, time
+from shardyard import read_job, simulate
+from sim.pricing.transfers import translation
+if sys.argv[2] == "one by one":
+    translation.is_periodic = lambda topology: False
+plan = dict(tp=8, pp=16, accumulation=16, sequence_parallel=True, sequence=8192, data_parallel="zero1")
+job = read_job(model="llama-3.1-405b", cluster="dgx-h100", nodes=int(sys.argv[1]), plan=plan)
+start = time.process_time()
+step = simulate(job).step
+print(json.dumps([step, time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3]))
+"""
+
+
+def first_estimate(nodes: int, how: str) -> tuple[float, float, float]:
+    """Step, seconds of CPU time and MB of a process that has not seen the cluster before."""
+    run = subprocess.run([sys.executable, "-c", FIRST, str(nodes), how], cwd=ROOT, check=True, capture_output=True, text=True)
+    step, seconds, memory = json.loads(run.stdout)
+    return step, seconds, memory
+
+
+@pytest.mark.parametrize("nodes", [2048, 12_800])
+def test_first_estimate(nodes: int) -> None:
+    """Copies of stages and groups laid over links once, and each of them."""
+    pairs = [(first_estimate(nodes, "once"), first_estimate(nodes, "one by one")) for _ in range(3)]
+    assert all(once[0] == each[0] for once, each in pairs)
+    once, each = (tuple(median(pair[side][number] for pair in pairs) for number in (1, 2)) for side in (0, 1))
+    print(
+        f"\n{8 * nodes:,} GPUs: {once[0]:.2f} s, {once[1]:.0f} MB; laid one by one {each[0]:.2f} s, {each[1]:.0f} MB: "
+        f"{each[0] / once[0]:.1f} times"
+    )
+
+
+def test_first_estimate_of_a_million() -> None:
+    """1,048,576 GPUs."""
+    _, seconds, memory = first_estimate(131_072, "once")
+    print(f"\n1,048,576 GPUs: {seconds:.2f} s, {memory:.0f} MB")
+    assert memory < 500
