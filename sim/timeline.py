@@ -111,6 +111,7 @@ class Timeline:
     periods: int = 0
     variability: tuple[float, ...] = ()  # by kind of GPU, σ of the logarithm of kernels' seconds among them: not played, see
     # sim.replay.waiting
+    replay: object = field(default=None, init=False, compare=False)  # see sim.replay.step.replay_of
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.start):,} ops on {len(self.lanes)} lanes, {self.step:.4g} s>"

@@ -100,10 +100,16 @@ def predict(job: Job, profile: Profile | None = None) -> Summary:
     """The summary of one simulated step of `job`: the expected step of so many GPUs, of which the slowest is waited for. Of many
     microbatches only some are played, where the others add the same.
     """
+    with uncollected():
+        return summarise(played(job, profile))
+
+
+def played(job: Job, profile: Profile | None = None) -> Timeline:
+    """The timeline that `predict` summarises: see there. Raises UserError for impossible jobs."""
     prices = _prices(job, profile)
     with uncollected():
         resolved = job.resolve()
-        return summarise(from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices))
+        return from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices)
 
 
 def variability_of(job: Job, prices: Prices) -> tuple[float, ...]:

@@ -12,11 +12,11 @@ from statistics import mean, median
 from typing import Any
 
 from calibration.published import Row
-from sim.analysis.summary import Summary
+from sim.analysis.summary import Summary, summarise
 from strategies.job import Job
 from strategies.planner.search.workers.executors import engine
-from strategies.planner.uncertainty import interval
-from strategies.predict import predict
+from strategies.planner.uncertainty import interval_of
+from strategies.predict import played, uncollected
 from topologies.reading import UserError
 
 SCALES = ((8, "1–8"), (64, "9–64"), (512, "65–512"), (10**9, "513 and more"))
@@ -134,11 +134,18 @@ def compare(row: Row) -> Compared:
     )
     try:
         job = row.job()
-        summary = predict(job)  # as `simulate` does: all of its microbatches are played
+        with uncollected():
+            return replace(known, **_predicted(row, job))
     except UserError as error:
         return replace(known, reason=str(error))
+
+
+def _predicted(row: Row, job: Job) -> dict[str, Any]:
+    """What is predicted of a row, as fields of `Compared`. Raises UserError for impossible jobs."""
+    timeline = played(job)  # as `simulate` does
+    summary = summarise(timeline)
     seconds, gpu = summary.step_seconds, job.cluster.node.gpu
-    bar = interval(job, seconds)
+    bar = interval_of(timeline, seconds)
     fields: dict[str, Any] = {
         "gpu": gpu.name,
         "strategy": strategy(job),
@@ -156,7 +163,7 @@ def compare(row: Row) -> Compared:
         fields |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
     if row.source.memory:
         fields["predicted_memory"] = _memory(summary, row.source.memory)
-    return replace(known, **fields)
+    return fields
 
 
 def _memory(summary: Summary, convention: str) -> float:

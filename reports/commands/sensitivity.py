@@ -32,7 +32,11 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
         raise UserError(f"--by {by}: must be more than 0 and at most 10")
     asked = job_with_found_plan(job, **given)
     play = Play.of(asked, expected=True)
-    factors = {name: exp(sigma) for name, sigma in spreads(play).items()} if spread else {price.name: 1 + by for price in PRICES}
+    factors = (
+        {name: exp(sigma) for name, sigma in spreads(play.timelines[-1]).items()}
+        if spread
+        else {price.name: 1 + by for price in PRICES}
+    )
     groups = ("kernels",) if spread else ("kernels", "clock")  # which others are part of
     swings = play.swings({name: factor for name, factor in factors.items() if name not in groups})
     if as_json:

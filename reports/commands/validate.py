@@ -29,7 +29,7 @@ HERE = (
     "emulated",
     "output",
 )  # options of executions
-THERE = ("names", "rows", "table")  # of published measurements
+THERE = ("names", "rows", "table", "results")  # of published measurements
 
 
 @click.command("validate")
@@ -52,6 +52,7 @@ THERE = ("names", "rows", "table")  # of published measurements
 @click.option("--source", "names", multiple=True, metavar="NAME", help="Of those only this source. May be repeated.")
 @click.option("--rows", is_flag=True, help="Of those also print a line per row.")
 @click.option("--csv", "table", metavar="FILE", help="Of those write a line per row.")
+@click.option("--results", metavar="FILE.jsonl", help="Keep rows as they are done; rows that are there already are not played.")
 @figure_option("--plot", "PNG or SVG of predicted against measured step times.")
 @AS_JSON
 @timeout_option
@@ -67,7 +68,7 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
     for name in apart:
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"validate: '{name}' {'contradicts' if is_published else 'needs'} --published")
-    for option, path in (("--csv", given["table"]), ("--plot", plot)):
+    for option, path in (("--csv", given["table"]), ("--plot", plot), ("--results", given["results"])):
         if path is not None and not Path(path).resolve().parent.is_dir():
             raise UserError(f"{option} {path}: its folder does not exist")
     if is_published:
@@ -143,18 +144,22 @@ def _answer(done: Sequence[Validated], plot: str | None, as_json: bool, output: 
         echo(f"wrote {file}", err=as_json)
 
 
-def _published(plot: str | None, as_json: bool, names: tuple[str, ...], rows: bool, table: str | None) -> None:
+def _published(
+    plot: str | None, as_json: bool, names: tuple[str, ...], rows: bool, table: str | None, results: str | None
+) -> None:
     from rich.progress import track
 
     from calibration.published import published
     from calibration.published.comparison import compared
     from calibration.published.components import components
+    from calibration.published.kept import resumed
     from reports.tables import components as parts
     from reports.tables.published import as_csv, every_row, overview
     from topologies.documents.writing import write_whole
 
     asked = list(published(names))
-    bar = track(compared(asked), "playing rows", len(asked), console=terminal(stderr=True), transient=True)
+    every = compared(asked) if results is None else resumed(asked, Path(results))
+    bar = track(every, "playing rows", len(asked), console=terminal(stderr=True), transient=True)
     comparisons = list(bar)
     if as_json:
         echo(json.dumps([row.to_dict() for row in comparisons], indent=2))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -38,6 +38,12 @@ class OpCosts(CollectiveCosts):
         self.unequal = is_unequal(nominal(topology))  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
+
+    def under(self, prices: Prices) -> Self:
+        """See `CollectiveCosts.under`."""
+        other = super().under(prices)
+        other._blocks, other._runs = {}, {}
+        return other
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""

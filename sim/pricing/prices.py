@@ -180,6 +180,7 @@ class Prices:
         self.choices: dict[Hashable, dict[Hashable, Any]] = {}
         self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # by sim.pricing.op_costs, with notes
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
+        self.scaled: dict[Hashable, Prices] = {}  # by strategies.planner.sensitivity: with one of them multiplied
 
     @property
     def members(self) -> tuple[Prices, ...]:

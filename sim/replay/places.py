@@ -12,7 +12,7 @@ from sim.timeline import Timeline
 from topologies.links.topology import Ids
 
 Floats = NDArray[np.float64]
-Column = float | Floats  # a number, or shape (places, 1)
+Column = float | Floats  # a number, or shape (places, 1), or with samples of its own (places or 1, samples)
 
 
 class Groups(NamedTuple):
@@ -68,9 +68,15 @@ class Places:
         first = values[0]
         if len(values) == 1 or values.count(first) == len(values):
             return first
+        return self.rows(cohort, np.array(values).reshape(-1, 1))
+
+    def rows(self, cohort: int, values: Floats) -> Floats:
+        """Values of a cohort's lanes, shape (lanes, samples), as shape (places, samples), or (1, samples) of a single lane."""
+        if len(values) == 1:
+            return values
         lanes = np.unique(self._lane[self._own[cohort]])
-        of_places: Floats = np.array(values)[np.searchsorted(lanes, self._lane).clip(max=len(lanes) - 1)]
-        return of_places.reshape(-1, 1)
+        result: Floats = values[np.searchsorted(lanes, self._lane).clip(max=len(lanes) - 1)]
+        return result
 
     def groups(self, work: Collective, cohort: int) -> Ids:
         """The group of each place of a collective that is an op; of a place that runs another program, one of its own."""

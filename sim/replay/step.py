@@ -52,18 +52,18 @@ class Replayed:
         return self.places.by_rank(self.through)
 
 
-class _Times(NamedTuple):
+class NodeTimes(NamedTuple):
     """Times of one node in the played step, in seconds: a number where all places have the same, or one per place."""
 
     launched: Column  # since the step began, or since the host went on
-    block: _BlockTimes | None  # None: a transfer
+    block: BlockTimes | None  # None: a transfer
     seconds: Column  # of a transfer; of a block, what is added to it whatever its kernels take
     delayed: bool  # whether anything is added
-    held: float = 0.0  # of a node that holds up the host: the host's work since it went on before
+    held: Column = 0.0  # of a node that holds up the host: the host's work since it went on before
 
 
 @dataclass(eq=False, slots=True)
-class _BlockTimes:
+class BlockTimes:
     """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long."""
 
     cohort: int
@@ -90,6 +90,13 @@ class _Drawn:
         self.least, self.late = float(np.min(busy)), float(np.max(critical))
 
 
+def replay_of(timeline: Timeline) -> StepReplay:
+    """The replay of a timeline, which is kept with it. Raises UserError as `StepReplay` does."""
+    if timeline.replay is None:
+        timeline.replay = StepReplay(timeline)
+    return cast(StepReplay, timeline.replay)
+
+
 class StepReplay:
     """The graph of a played step. Raises UserError for a steady state, of which only a part is the step."""
 
@@ -99,20 +106,20 @@ class StepReplay:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
         self.places = Places(timeline)
         self.graph = program_graph(self.program)
-        self.blocks: list[_BlockTimes] = []
-        self._times = [times for number in range(len(self.program.cohorts)) for times in self._cohort(number)]
+        self.blocks: list[BlockTimes] = []
+        self.nodes = [times for number in range(len(self.program.cohorts)) for times in self._cohort(number)]
         self._meetings = self._meet()
 
     # -- the played step -------------------------------------------------------------------------------------------------
 
-    def _cohort(self, number: int) -> Iterator[_Times]:
+    def _cohort(self, number: int) -> Iterator[NodeTimes]:
         timeline = self.timeline
         lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
         first = [timeline.offset[lane] for lane in lanes]
         several = partial(self.places.column, number)
         stretch, owed = timeline.stretch, timeline.owed
         launched, seconds = (self._columns(number, times) for times in (timeline.launched, timeline.ends - timeline.starts))
-        blocks: dict[Block, _BlockTimes] = {}
+        blocks: dict[Block, BlockTimes] = {}
         resumed: Column = 0.0
         for index, op in enumerate(self.program.cohorts[number].ops):
             held, work = 0.0, op.work
@@ -129,9 +136,9 @@ class StepReplay:
                 more = [stretch[at + index] for at in first]
                 if owed:
                     more = [each + sum(owed.get(at + index, {}).values()) for at, each in zip(first, more, strict=True)]
-                yield _Times(ahead, block, several(more), any(more), held)
+                yield NodeTimes(ahead, block, several(more), any(more), held)
             else:
-                yield _Times(ahead, None, seconds[index], False, held)
+                yield NodeTimes(ahead, None, seconds[index], False, held)
 
     def _columns(self, cohort: int, times: Sequence[float] | Floats) -> list[Column]:
         """Times of the ops of a cohort's lanes: see `Places.column`."""
@@ -142,7 +149,7 @@ class StepReplay:
             return cast(list[Column], table[0])
         return [self.places.column(cohort, list(each)) for each in zip(*table, strict=True)]
 
-    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> _BlockTimes:
+    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> BlockTimes:
         costs, column = self.timeline.op_costs, partial(self.places.column, cohort)
         ranks = [self.timeline.lanes[lane].rank for lane in lanes]
         slower, usual = ([costs.block(block, cohort, factor, rank=rank) for rank in ranks] for factor in (FACTOR, 1.0))
@@ -150,7 +157,7 @@ class StepReplay:
             column([(getattr(more, name) - getattr(less, name)) / (FACTOR - 1) for more, less in zip(slower, usual, strict=True)])
             for name in ("busy", "critical")
         )
-        return _BlockTimes(
+        return BlockTimes(
             cohort, column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical
         )
 
@@ -178,7 +185,7 @@ class StepReplay:
         """
         factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
         blocks = {block: _Drawn(*block.with_factors(factors)) for block in self.blocks}
-        every, nodes, maximum = self._times, self.graph.nodes, np.maximum
+        every, nodes, maximum = self.nodes, self.graph.nodes, np.maximum
         ends: list[Any] = [None] * len(every)
         soonest = [0.0] * len(every)  # no place ends before
         resumed: dict[int, Floats] = {}
@@ -219,7 +226,7 @@ class StepReplay:
         factors = kernels if isinstance(kernels, list) else self.places.slowest(kernels)
         result = []
         for first, end in pairwise(self.graph.first):
-            counts = Counter(times.block for times in self._times[first:end] if times.block is not None)
+            counts = Counter(times.block for times in self.nodes[first:end] if times.block is not None)
             total = np.zeros((self.places.count, factors[0].shape[1]))
             for block, count in counts.items():
                 total += count * block.with_factors(factors)[0]
@@ -228,7 +235,7 @@ class StepReplay:
 
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
         """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
-        node, times = self.graph.nodes[number], self._times[number]
+        node, times = self.graph.nodes[number], self.nodes[number]
         if node.op.held:
             resumed[number] = np.maximum(ready, (resumed[node.held_before] if node.held_before >= 0 else 0.0) + times.held)
         return times.launched + resumed[node.resumption] if node.resumption >= 0 else times.launched

@@ -13,7 +13,7 @@ import numpy as np
 
 from sim.replay.draws import drawn, samples_of, slowest_of_places
 from sim.replay.places import Floats
-from sim.replay.step import Factors, StepReplay
+from sim.replay.step import Factors, StepReplay, replay_of
 from sim.timeline import Timeline
 from topologies.links.topology import gpu_kind
 
@@ -30,12 +30,12 @@ class GpuVariability:
 
 def waiting(timeline: Timeline) -> GpuVariability:
     """What a played step waits for slower GPUs, by `Timeline.variability`. Raises UserError for steps that cannot be replayed."""
-    replay = StepReplay(timeline)
+    replay = replay_of(timeline)
     samples = samples_of(replay.places.count)
     factors = _factors(timeline, replay.places.inside, samples)
     steps = replay.times(factors).steps
     if timeline.before is not None:
-        steps = steps + timeline.periods * _period(replay, StepReplay(timeline.before), steps, factors)
+        steps = steps + timeline.periods * _period(replay, replay_of(timeline.before), steps, factors)
     mean = float(steps.mean())
     seconds = max(0.0, mean - timeline.step) / timeline.program.steps
     return GpuVariability(max(timeline.variability), seconds, float(steps.std()) / mean, samples)

@@ -9,7 +9,7 @@ as `strategies.planner.whatif`) chooses them anew, because a library would.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -33,11 +33,14 @@ INSIDE = ("nvlink", "pcie", "host", "loopback")
 
 @dataclass(frozen=True)
 class Price:
-    """A group of prices that are wrong together. kernels: whose seconds it scales; profile: how it scales a profile."""
+    """A group of prices that are wrong together. kernels: whose seconds it scales; profile: how it scales a profile; transfers:
+    collectives and sends are all that it changes.
+    """
 
     name: str
     kernels: frozenset[str] = frozenset()
     profile: Callable[[Profile, float], Profile] | None = None
+    transfers: bool = False
 
 
 @dataclass(frozen=True)
@@ -109,11 +112,11 @@ PRICES = (
     Price(
         "slowdown", profile=lambda profile, factor: profile.model_copy(update={"slowdown": 1 + (profile.slowdown - 1) * factor})
     ),
-    Price("bandwidth inside nodes", profile=_bandwidth(INSIDE)),
-    Price("latency inside nodes", profile=_latency(INSIDE)),
-    Price("bandwidth between nodes", profile=_bandwidth(NETWORK)),
-    Price("latency between nodes", profile=_latency(NETWORK)),
-    Price("collective start", profile=_start),
+    Price("bandwidth inside nodes", profile=_bandwidth(INSIDE), transfers=True),
+    Price("latency inside nodes", profile=_latency(INSIDE), transfers=True),
+    Price("bandwidth between nodes", profile=_bandwidth(NETWORK), transfers=True),
+    Price("latency between nodes", profile=_latency(NETWORK), transfers=True),
+    Price("collective start", profile=_start, transfers=True),
 )
 
 
@@ -125,9 +128,19 @@ class _Scaled(Prices):
         self._base, self._price, self._factor = base, price, factor
         if not anew:
             self.choices = base.choices
+        if price.transfers:  # blocks are remembered by what their collectives take
+            self.blocks = base.blocks
 
     def _seconds(self, kernel: Kernel) -> float:
         return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
+
+
+def scaled(base: Prices, price: Price, factor: float) -> Prices:
+    """`base` with one price multiplied; it remembers what it has worked out, and steps share it."""
+    known = base.scaled.get((price.name, factor))
+    if known is None:
+        known = base.scaled[price.name, factor] = _Scaled(base, price, factor, anew=False)
+    return known
 
 
 class Play:
@@ -212,17 +225,22 @@ class Play:
 
     def relevant(self) -> Iterable[Price]:
         """Prices of which the program has something to pay."""
-        kernels = {group_of(kernel) for kernel in kernel_seconds(self.program, self.prices)}
         kinds = {kind for timeline in self.timelines for kind in link_kinds(timeline)}
-        for price in PRICES:
-            if price.kernels:
-                if price.kernels & kernels:
-                    yield price
-            elif price.name.endswith("between nodes"):
-                if kinds & set(NETWORK):
-                    yield price
-            elif price.name == "launch" or kinds:
+        return relevant(kernel_seconds(self.program, self.prices), kinds)
+
+
+def relevant(kernels: Iterable[Kernel], links: Collection[str]) -> Iterator[Price]:
+    """Prices of which a step of these kernels has something to pay, whose transfers are on links of these kinds."""
+    groups = {group_of(kernel) for kernel in kernels}
+    for price in PRICES:
+        if price.kernels:
+            if price.kernels & groups:
                 yield price
+        elif price.name.endswith("between nodes"):
+            if set(links) & set(NETWORK):
+                yield price
+        elif price.name == "launch" or links:
+            yield price
 
 
 def _brief(job: Job) -> list[tuple[float, Job]]:

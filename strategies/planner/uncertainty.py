@@ -1,8 +1,8 @@
 """Error bars: how wrong each group of prices may be, and what that does to a step.
 
 Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
-kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, found
-by playing the job again (`strategies.planner.sensitivity`); independent groups add in squares:
+kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, worked
+out anew from the played step (`strategies.planner.elasticity`); independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
 
@@ -25,8 +25,13 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from sim.analysis.summary import VARIABILITY, Interval, Summary
+from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
-from strategies.planner.sensitivity import PRICES, Play, group_of, kernel_seconds
+from sim.program import Kernel
+from sim.timeline import Timeline
+from strategies.planner.elasticity import elasticities, kernels_of, paid
+from strategies.planner.sensitivity import group_of
+from strategies.predict import played
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -53,7 +58,6 @@ COMPOSITION = 0.08  # of the step, from prices that were all measured on the mac
 TIE = 0.1
 ORDERED = 0.6
 KERNELS = ("gemm", "attention", "memory", "optimizer")
-STEP = 1.1  # factor by which a price is moved to find its elasticity
 
 
 def with_interval(job: Job, summary: Summary) -> Summary:
@@ -63,19 +67,19 @@ def with_interval(job: Job, summary: Summary) -> Summary:
     if summary.gpu_kinds:
         return summary
     differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
-    return replace(summary, interval=interval_of(Play.of(job), summary.step_seconds, differ))
+    return replace(summary, interval=interval_of(played(job), summary.step_seconds, differ))
 
 
 def interval(job: Job, seconds: float) -> Interval:
     """The interval around `seconds`, the job's step. Raises UserError for impossible jobs."""
-    return interval_of(Play.of(job), seconds)
+    return interval_of(played(job), seconds)
 
 
-def interval_of(play: Play, step: float, others: Mapping[str, float] = MappingProxyType({})) -> Interval:
-    """The interval around `step` of a job that was played already. others: standard deviations of its logarithm that are no
-    prices'.
+def interval_of(timeline: Timeline, step: float, others: Mapping[str, float] = MappingProxyType({})) -> Interval:
+    """The interval around `step` of a job whose timeline (see `strategies.predict.played`) is known. others: standard deviations
+    of its logarithm that are no prices'.
     """
-    groups = _groups(play)
+    groups = _groups(timeline)
     parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {
         "composition": COMPOSITION,
         **others,
@@ -89,9 +93,11 @@ def tied(first: float, second: float) -> bool:
     return max(first, second) < (1 + TIE) * min(first, second)
 
 
-def spreads(play: Play) -> dict[str, float]:
-    """σ of each group of prices that the job pays; `clock` is what matrix products and attention share."""
-    links = play.prices.profile.provenance.get("links")
+def spreads(timeline: Timeline) -> dict[str, float]:
+    """σ of each group of prices that the step pays; `clock` is what matrix products and attention share."""
+    kernels = kernels_of(timeline)
+    profile = timeline.op_costs.prices.profile
+    links = profile.provenance.get("links")
     inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
     every = {
         "launch": LAUNCH,
@@ -102,36 +108,32 @@ def spreads(play: Play) -> dict[str, float]:
         "latency between nodes": 2 * NETWORK,
         "collective start": 2 * inside,
     }
-    paid = {price.name: every[price.name] for price in play.relevant() if price.name in every}
-    return {"clock": CLOCK, **_kernel_spreads(play), **paid}
+    others = {name: every[name] for name in paid(timeline, kernels) if name in every}
+    return {"clock": CLOCK, **_kernel_spreads(profile, kernels), **others}
 
 
-def _groups(play: Play) -> dict[str, tuple[float, float]]:
+def _groups(timeline: Timeline) -> dict[str, tuple[float, float]]:
     """Elasticity and σ of each group. That of all kernels together is shared out by their seconds."""
-    seconds = kernel_seconds(play.program, play.prices)
-    total, base = sum(seconds.values()), play.seconds
-    by_name = {price.name: price for price in PRICES}
-
-    def elasticity(name: str) -> float:
-        return math.log(play.at(by_name[name], STEP) / base) / math.log(STEP)
-
-    kernels = elasticity("kernels")
+    seconds, sigmas = kernels_of(timeline), spreads(timeline)
+    total = sum(seconds.values())
     shares = {name: sum(time for kernel, time in seconds.items() if group_of(kernel) == name) / total for name in KERNELS}
-    result = {}
-    for name, sigma in spreads(play).items():
-        share = shares["gemm"] + shares["attention"] if name == "clock" else shares.get(name)
-        result[name] = (elasticity(name) if share is None else share * kernels, sigma)
-    return result
+    shares["clock"] = shares["gemm"] + shares["attention"]
+    moved = {
+        name: price for name, price in paid(timeline, seconds).items() if name == "kernels" or name in sigmas.keys() - shares
+    }
+    found = elasticities(timeline, moved)
+    return {name: (found[name] if name in found else shares[name] * found["kernels"], sigma) for name, sigma in sigmas.items()}
 
 
-def _kernel_spreads(play: Play) -> dict[str, float]:
-    """σ of kernels by group: what single shapes miss, averaged over the step's shapes, and what all of them share."""
-    prices, seconds = play.prices, kernel_seconds(play.program, play.prices)
-    gemm = prices.profile.provenance.get("gemm")
+def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float]) -> dict[str, float]:
+    """σ of kernels by group, given their seconds: what single shapes miss, averaged over the step's shapes, and what all of them
+    share.
+    """
+    gemm = profile.provenance.get("gemm")
     fp8 = _shape_error(gemm, "fp8 large")
     own = {
         "gemm": _shape_error(gemm, "large"),
-        "attention": _shape_error(prices.profile.provenance.get("attention"), "large"),
+        "attention": _shape_error(profile.provenance.get("attention"), "large"),
         "memory": CLOCK,
         "optimizer": CLOCK,
     }
@@ -144,7 +146,7 @@ def _kernel_spreads(play: Play) -> dict[str, float]:
             of_type = {"fp8": fp8, "fp4": math.hypot(fp8, UNMEASURED)}  # 4 bits were not measured
             each = {kernel: of_type.get(kernel.dtype, single) for kernel in shapes}
             alone = math.sqrt(sum((time / total * each[kernel]) ** 2 for kernel, time in shapes.items()))
-            part = prices.profile.provenance.get(group if group in ("gemm", "attention") else "memory")
+            part = profile.provenance.get(group if group in ("gemm", "attention") else "memory")
             derived = 0.0 if part is not None and part.measured else UNMEASURED
             outside = sum(time * _distance(kernel.shape, part, group) for kernel, time in shapes.items()) / total
             result[group] = math.hypot(alone, shared[group], derived, OUTSIDE * outside)

@@ -29,10 +29,10 @@ from strategies.planner.sensitivity import Play
 from strategies.planner.spending.budget import budget as budget_of
 from strategies.planner.spending.budget import shown
 from strategies.planner.spending.purchase import Offer, buy, crossovers, same_batch
-from strategies.planner.uncertainty import interval, tied
+from strategies.planner.uncertainty import interval_of, tied
 from strategies.planner.whatif import ask, batched, combinations, impossible, one_at_a_time, scaling, sizes
 from strategies.planner.whatif import crossovers as crossovers_of
-from strategies.predict import predict, prices_of, simulate
+from strategies.predict import played, predict, prices_of, simulate
 from strategies.read_job import stated_job
 from tests.random_jobs import MODELS
 from tests.results.jobs import random_question_job
@@ -216,7 +216,7 @@ def prices(draw: random.Random) -> Any:
     job = random_question_job(draw, plan={"accumulation": draw.choice([2, 20])})
     play = Play.of(job)
     names = {price.name: 1.1 for price in play.relevant()}
-    spread = interval(job, play.seconds)
+    spread = interval_of(played(job), play.seconds)
     near = [tied(play.seconds, play.seconds * factor) for factor in (1.001, 1.1)]
     return {"seconds": play.seconds, "swings": play.swings(names), "faster": play.faster(2.0), "interval": spread, "tied": near}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from copy import copy
 from dataclasses import replace
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -72,6 +73,15 @@ class CollectiveCosts(AlgorithmChoice):
         self._collectives.clear()
         self._values = {}
         self._lay_on(wiring)
+
+    def under(self, prices: Prices) -> Self:
+        """The same under other prices of the same GPUs: algorithms and protocols stay as they were chosen."""
+        other = copy(self)
+        other.prices, other.notes = prices, {}
+        other._priced, other._groups_of, other._trials, other._collectives = {}, {}, {}, {}
+        other._values = prices.transfers.setdefault(self.wiring, {})
+        other._lay_on(self.wiring)
+        return other
 
     def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
         """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""

@@ -49,7 +49,7 @@ class Results:
         """Keep a row."""
         if self.path is not None and self.path.suffix == ".jsonl":
             try:
-                _append(self.path, row)
+                append_line(self.path, row)
             except OSError as error:
                 raise WriteError(self.path, f"{error.strerror or error}; {len(self.rows)} rows are kept") from None
         self.rows[row["hash"]] = row
@@ -94,22 +94,31 @@ class Results:
 
     def _lines(self, path: Path) -> Iterator[Row]:
         """The rows of a table of JSON; one whose end is missing is left out."""
-        for number, line in lines_of(path, MOST):
-            line = line.rstrip("\r\n")
-            if not line:
-                continue
-            where = f"--results {path}: is not a table of results: line {number}"
+        where = f"--results {path}: is not a table of results"
+        for number, row in lines_of_json(path, where):
             try:
-                yield _checked(parse_line(line, where))
+                yield _checked(row)
             except MalformedError as error:
-                raise UserError(f"{where}: {error}") from None
-            except UserError:
-                if not _cut_off(line):
-                    raise
+                raise UserError(f"{where}: line {number}: {error}") from None
 
 
-def _append(path: Path, row: Row) -> None:
-    """A line more; on a line of its own where the last one was cut off."""
+def lines_of_json(path: Path, where: str) -> Iterator[tuple[int, Row]]:
+    """Numbers and rows of a file that `append_line` wrote; a last one whose end is missing is left out. Raises UserError."""
+    for number, line in lines_of(path, MOST):
+        line = line.rstrip("\r\n")
+        if not line:
+            continue
+        try:
+            row = parse_line(line, f"{where}: line {number}")
+        except UserError:
+            if not _cut_off(line):
+                raise
+            continue
+        yield number, row
+
+
+def append_line(path: Path, row: Row) -> None:
+    """A line of JSON more; on a line of its own where the last one was cut off."""
     with path.open("a+b") as file:
         with suppress(OSError):  # a file system without locks
             fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed: others may add rows, too

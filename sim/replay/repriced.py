@@ -1,0 +1,116 @@
+"""A played step under other prices: every op takes what it would cost then, and its times are worked out anew.
+
+Algorithms and protocols of collectives stay as they were chosen. With nothing contended the steps are those of plays under these
+prices, to the bit. Where traffic contends it shares links as it was played: a transfer takes as many times as long as it would
+alone, and kernels are stretched by collectives beside them for as long as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import numpy as np
+
+from sim.engine.lanes import Lanes
+from sim.pricing.op_costs import OpCosts
+from sim.pricing.transfers.transfer_cost import TransferCost
+from sim.program import Block, Op, Work
+from sim.replay.places import Column, Floats
+from sim.replay.step import BlockTimes, NodeTimes, StepReplay, replay_of
+from sim.timeline import Timeline
+
+
+def repriced(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
+    """Seconds of a played step under each of `prices` (see `OpCosts.under`), shape (prices,): with periods that were not played.
+    Raises UserError for steps that are not replayed.
+    """
+    steps = _Repriced(timeline, prices).times().steps
+    if timeline.before is not None:
+        steps = steps + timeline.periods * (steps - _Repriced(timeline.before, prices).times().steps)
+    return steps
+
+
+class _Repriced(StepReplay):
+    """A step whose samples are prices."""
+
+    def __init__(self, timeline: Timeline, prices: Sequence[OpCosts]) -> None:
+        self._usual = Lanes(timeline.program, timeline.op_costs)
+        self._others = [Lanes(timeline.program, costs) for costs in prices]
+        self._played = replay_of(timeline)
+        super().__init__(timeline)
+
+    def _cohort(self, number: int) -> Iterator[NodeTimes]:
+        lanes = [lane for lane, each in enumerate(self.timeline.lanes) if each.cohort == number]
+        first, end = self.graph.first[number : number + 2]
+        blocks: dict[Block, BlockTimes] = {}
+        slower = self._slower(lanes[0])
+        changes = self._changes(number, lanes)
+        for op, times, change in zip(self.program.cohorts[number].ops, self._played.nodes[first:end], changes, strict=True):
+            launched, held, longer = times.launched + change.launched, times.held + change.held, times.seconds
+            if isinstance(op.work, Block):
+                if op.work not in blocks:
+                    blocks[op.work] = self._costs(number, op.work, lanes)
+                    self.blocks.append(blocks[op.work])
+                yield NodeTimes(launched, blocks[op.work], slower * longer if times.delayed else longer, times.delayed, held)
+            else:
+                yield NodeTimes(launched, None, longer * change.longer, False, held)
+
+    def _slower(self, lane: int) -> Column:
+        """The factor of what collectives beside kernels make them longer."""
+        usual = self._usual.profile(lane).slowdown - 1
+        return np.array([[(other.profile(lane).slowdown - 1) / usual for other in self._others]]) if usual else 1.0
+
+    def _costs(self, cohort: int, block: Block, lanes: list[int]) -> BlockTimes:
+        ranks = [self.timeline.lanes[lane].rank for lane in lanes]
+        costs = [[other.op_costs.block(block, cohort, rank=rank) for other in self._others] for rank in ranks]
+        busy, critical = (
+            self.places.rows(cohort, np.array([[getattr(cost, name) for cost in each] for each in costs]))
+            for name in ("busy", "critical")
+        )
+        return BlockTimes(cohort, busy, critical, 0.0, 0.0)
+
+    def _changes(self, number: int, lanes: list[int]) -> Iterator[_Change]:
+        """What prices change of each op of a cohort, in program order."""
+        known: dict[Work, tuple[Column, Column, Column]] = {}
+        busy: Column = 0.0  # the host's further work since it was held up
+        for op in self.program.cohorts[number].ops:
+            if op.work not in known:
+                known[op.work] = self._price(number, lanes, op)
+            ahead, behind, longer = known[op.work]
+            held: Column = 0.0
+            if op.held:
+                held, busy = busy, 0.0
+            launched = busy + ahead
+            yield _Change(launched, held, longer)
+            busy = launched + behind
+
+    def _price(self, number: int, lanes: list[int], op: Op) -> tuple[Column, Column, Column]:
+        """Further seconds of the host before an op is launched and after that, and the factor of a transfer's seconds."""
+        ahead, behind, longer = [], [], []
+        for lane in lanes:
+            usual, others = self._usual.priced(lane, op), [other.priced(lane, op) for other in self._others]
+            ahead.append([other.ahead - usual.ahead for other in others])
+            behind.append([other.behind - usual.behind for other in others])
+            longer.append([1.0] * len(others))
+            if isinstance(usual.cost, TransferCost) and (seconds := self._usual.seconds(usual.cost)):
+                pairs = zip(self._others, others, strict=True)
+                longer[-1] = [each.seconds(cast(TransferCost, other.cost)) / seconds for each, other in pairs]
+        return self._column(number, ahead), self._column(number, behind), self._column(number, longer)
+
+    def _column(self, cohort: int, values: list[list[float]]) -> Column:
+        """Values by lane and price as (places or 1, prices); a number where all are equal."""
+        first = values[0][0]
+        if all(value == first for each in values for value in each):
+            return first
+        return self.places.rows(cohort, np.array(values))
+
+
+class _Change(NamedTuple):
+    """What other prices change of an op: when it is launched, the host's work since it was held up, and of a transfer the factor
+    of its seconds.
+    """
+
+    launched: Column
+    held: Column
+    longer: Column
