@@ -165,6 +165,42 @@ def test_a_replay_takes_as_long_and_moves_as_much(name: str, tmp_path: Path) -> 
     assert sent == pytest.approx(sum(each.bytes for each in total.values()), rel=1e-6)
 
 
+def test_mlcommons_own_classes_read_what_is_written(tmp_path: Path) -> None:
+    """The same nodes, in the types of the published schema, nothing left over that it does not know."""
+    schema = pytest.importorskip("chakra.schema.protobuf.et_def_pb2", reason="needs pip install mlc-chakra")
+    from chakra.src.third_party.utils.protolib import decodeMessage, openFileRd
+    from google.protobuf.unknown_fields import UnknownFieldSet
+
+    job = read_job(overrides=["model.layers=4"], model="llama-3.1-8b", cluster="dgx-a100", plan={"sequence": 2048, **PLANS["pipeline"]})
+    *paths, _ = write_chakra(simulate(job, fold=False), tmp_path)
+    for path in paths:
+        with openFileRd(str(path)) as file:
+            about, node, read = schema.GlobalMetadata(), schema.Node(), []
+            assert decodeMessage(file, about)
+            assert about.version == "0.0.4"
+            while decodeMessage(file, node):
+                assert not UnknownFieldSet(node)
+                attr = {each.name: getattr(each, each.WhichOneof("value")) for each in node.attr}
+                read.append((node.id, node.name, node.type, list(node.data_deps), node.duration_micros, attr))
+        assert read == [
+            (
+                each["id"],
+                each["name"].decode(),
+                each["type"],
+                each["data_deps"],
+                each.get("duration_micros", 0),
+                {name: value.decode() if isinstance(value, bytes) else value for name, value in each["attr"].items()},
+            )
+            for each in nodes(path)
+        ]
+    assert {number for _, _, number, *_ in read} == {
+        schema.COMP_NODE,
+        schema.COMM_SEND_NODE,
+        schema.COMM_RECV_NODE,
+        schema.COMM_COLL_NODE,
+    }
+
+
 def test_too_many_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reports.chakra.MOST", 100)
     timeline = simulate(read_job(model="gpt2-1.5b", cluster="dgx-a100", plan={"sequence": 1024}), fold=False)
