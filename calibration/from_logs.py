@@ -84,7 +84,7 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: st
             raise UserError(f"--collective {collective}: {path} is of {log.operation}")
         notes += _of_others(path, log.gpus, cluster)
         rows += log.rows
-        notes += [f"{path}: {len(log.ignored)} lines were not understood"] if log.ignored else []
+        notes += [f"{path}: lines that were not understood: {len(log.ignored)}"] if log.ignored else []
     return rows, notes, ["traces of the PyTorch profiler"] * bool(traces) + ["nccl-tests"] * bool(others)
 
 

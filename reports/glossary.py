@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
 
@@ -11,11 +12,13 @@ from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
 from reports import metrics
+from reports.fields import described
 from reports.formatting import span
 from sim.collectives import algorithms
 from sim.engine.effects import effects
 from strategies.data_parallel import hooks
 from strategies.frameworks import kernel_sets
+from strategies.models.model import Model
 from strategies.optimizers import optimizers
 from strategies.plan.framework_options import FIELD, all_options
 from strategies.plan.plan import Plan
@@ -25,6 +28,7 @@ from strategies.resilience.recovery import recoveries
 from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.board import wirings
+from topologies.cluster import Cluster
 from topologies.documents.durations import Spread
 from topologies.documents.units import duration
 from topologies.fabric import fabrics
@@ -33,20 +37,29 @@ from topologies.registry import Registry
 
 REGISTRIES: list[Registry[Any]] = [schedules, hooks, kernel_sets, optimizers, algorithms, effects, policies, intervals]
 REGISTRIES += [recoveries, fabrics, wirings]
-OTHER_NAMES = {"hsdp": "shard"}
+_INPUTS: list[tuple[str, type[BaseModel]]] = [("model.", Model), ("cluster.", Cluster)]
+_INPUTS += [("cluster.fabric.", fabrics[name]) for name in fabrics]
+OTHER_NAMES = {"adamw": "adam", "throttling": "throttle", "n_layers": "layers"}
+OTHER_NAMES |= {"world_size": "world size", "reshard_after_forward": "reshard"}
 
 
 def explain(name: str) -> str:
-    """The entry of `name`, a few lines; capitals and hyphens do not matter. Raises UserError with the nearest name."""
+    """The entries of `name`, a few lines each, the field's own meaning first; capitals and hyphens do not matter.
+
+    Raises UserError with the nearest name.
+    """
     word = OTHER_NAMES.get(name.strip().lower(), name.strip())
-    try:
-        return metrics.explain(word)
-    except UserError:
-        entries, key = list(_entries()), folded(word.removeprefix("plan."))
-        meanings = dict.fromkeys(text for known, text in entries if folded(known) == key)
-        if not meanings:
-            raise UserError(f"nothing is known of '{name}'{_hint(word, [known for known, _ in entries])}") from None
-        return "\n\n".join(meanings)
+    key, entries = folded(word.removeprefix("plan.")), list(_entries())
+    meanings = [text for known, text in _terms() if folded(known) == folded(word)]
+    with suppress(UserError):
+        meanings.append(metrics.explain(word))
+        if len(meanings) == 1:  # a metric of that very name
+            return meanings[0]
+    meanings += [text for known, text in entries if folded(known) == key]
+    if not meanings:
+        known = [name for name, _ in (*_terms(), *entries)]
+        raise UserError(f"nothing is known of '{name}'{_hint(word, known)}")
+    return "\n\n".join(dict.fromkeys(meanings))
 
 
 def _hint(word: str, entries: list[str]) -> str:
@@ -60,10 +73,9 @@ def terms() -> dict[str, dict[str, Any]]:
 
 
 def _entries() -> Iterator[tuple[str, str]]:
-    """Names and what they mean; a field of a group also by its own name, after all whole names."""
+    """Names of fields and of what is registered; a field of a group also by its own name, after all whole names."""
     fields = {
-        field: f"plan.{field}\n  {info.description}\n  default   {info.get_default(call_default_factory=True)}"
-        for field, info in _fields(Plan)
+        field: f"plan.{field}\n  {info.description}\n  default   {_default(info, plain=True)}" for field, info in _fields(Plan)
     }
     for option, kind, sets in all_options():
         info = kind.model_fields[option]
@@ -79,17 +91,27 @@ def _entries() -> Iterator[tuple[str, str]]:
     for registry in REGISTRIES:
         for name in registry:
             yield name, f"{name} ({registry.sort})\n{_documentation(getattr(registry[name], 'order', registry[name]))}"
+    for prefix, section in _INPUTS:
+        for field, _, text in described(section):
+            whole = f"{prefix}{field}\n  {text}"
+            yield from ((name, whole) for name in dict.fromkeys((f"{prefix}{field}", field, field.rpartition(".")[2])))
     yield from ((field.rpartition(".")[2], text) for field, text in fields.items())
+
+
+def _terms() -> Iterator[tuple[str, str]]:
+    """Words of the field, each with its other names, and what they mean."""
     for term, entry in terms().items():
         see = f"\n  see       {entry['see']}" if "see" in entry else ""
         yield from ((word, f"{term}\n  {entry['text']}{see}") for word in (term, *entry["names"]))
 
 
-def _default(info: FieldInfo) -> str:
-    """The default of a field of a run, with its unit."""
+def _default(info: FieldInfo, plain: bool = False) -> str:
+    """The default of a field; of a run's with its unit, unless it is wanted as it is."""
     if info.is_required():
         return "none: it must be given"
     default = info.get_default(call_default_factory=True)
+    if plain:
+        return str(default)
     if isinstance(default, Spread):
         return f"{default.kind} {span(default.mean)}" if default.kind != "constant" else span(default.mean)
     if isinstance(default, BaseModel):

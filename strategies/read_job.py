@@ -33,7 +33,8 @@ from strategies.plan.plan import Plan
 from strategies.resilience.settings import RunSettings, complete, read_run
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
-from topologies.reading import UserError, build, is_there, load_yaml, nearest, shown
+from topologies.node import Node
+from topologies.reading import UserError, build, folded, is_there, load_yaml, nearest, shown
 
 NAME = 200  # letters of a name
 AUTO = "auto"
@@ -102,10 +103,10 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     changes = parse_changes(overrides)
     for field in changes:
         if field not in FIELDS:
-            raise UserError(f"--set {field}…: unknown field '{field}'{nearest(field, FIELDS)}")
+            raise UserError(f"--set {field}…: unknown field '{field}'{_meant(field)}")
     for field in ("model", "cluster"):
         if field not in data and field not in changes:
-            raise UserError(f"{where}: field '{field}' is required")
+            raise UserError(f"{where}: field '{field}' is required: in a job file, or as --{field} (`shardyard list {field}s`)")
     base = {field: _near(data.get(field), folder if field in from_file else Path()) for field in FIELDS}
     for field in FIELDS:  # replaced as a whole by --set FIELD=VALUE
         if field in changes and not isinstance(changes[field], dict):
@@ -136,6 +137,15 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     variability = _variability(base["variability"], where)
     found = Auto(plan, said, bool(base["plan"]) or bool(wanted)) if auto else None
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run, variability, found)
+
+
+def _meant(field: str) -> str:
+    """Where a field of a plan, a cluster's node or a model belongs that was named without its section."""
+    name = Plan.other_names.get(folded(field), field)
+    for section, kind in (("plan", Plan), ("model", Model), ("cluster", Cluster), ("cluster.node", Node)):
+        if name in kind.model_fields:
+            return f"; here it is '{section}.{name}'"
+    return nearest(field, FIELDS)
 
 
 def _variability(value: Any, where: str) -> float | None:

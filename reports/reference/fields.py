@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import inspect
-import io
-import tokenize
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from types import NoneType
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from reports.fields import alternatives, described
 from reports.formatting import span
 from reports.reference.markdown import code, plain, table
 from topologies.documents import units
@@ -38,24 +35,9 @@ def fields_table(kind: type[BaseModel], prefix: str = "", apart: Sequence[str] =
     return table(_HEAD, ((code(field), *rest) for field, *rest in _rows(kind, prefix, apart)))
 
 
-def described(kind: type[BaseModel]) -> dict[str, str]:
-    """What each field means, by its name with dots."""
-    return {field: about for field, _, _, about in _rows(kind, "", ())}
-
-
-def nested(info: FieldInfo) -> type[BaseModel] | None:
-    """The class of a field that is a group of fields."""
-    kinds = [kind for kind in _parts(info.annotation) if isinstance(kind, type) and issubclass(kind, BaseModel)]
-    return kinds[0] if len(kinds) == 1 and kinds[0] is not Spread else None
-
-
-def _rows(kind: type[BaseModel], prefix: str, apart: Sequence[str], depth: int = 0) -> Iterator[tuple[str, str, str, str]]:
-    comments = _comments(kind)
-    for name, info in kind.model_fields.items():
-        about = info.description or comments.get(name, "")
+def _rows(kind: type[BaseModel], prefix: str, apart: Sequence[str]) -> Iterator[tuple[str, str, str, str]]:
+    for name, info, about in described(kind, apart):
         yield f"{prefix}{name}", values(info), _default(info), plain(about)
-        if depth < 2 and name not in apart and (group := nested(info)) is not None and group is not kind and group.model_fields:
-            yield from _rows(group, f"{prefix}{name}.", apart, depth + 1)
 
 
 def values(info: FieldInfo) -> str:
@@ -63,7 +45,7 @@ def values(info: FieldInfo) -> str:
     for part in info.metadata:
         if (reader := getattr(part, "func", None)) in _QUANTITIES:
             return _QUANTITIES[reader]
-    return ", ".join(dict.fromkeys(filter(None, (_kind(part) for part in _alternatives(info.annotation)))))
+    return ", ".join(dict.fromkeys(filter(None, (_kind(part) for part in alternatives(info.annotation)))))
 
 
 def _kind(annotation: Any) -> str:
@@ -86,15 +68,6 @@ def _kind(annotation: Any) -> str:
     return names.get(origin or annotation, "any")
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-
-
-def _parts(annotation: Any) -> Iterator[Any]:
-    for part in _alternatives(annotation):
-        yield get_args(part)[0] if get_origin(part) is Annotated else part
-
-
 def _default(info: FieldInfo) -> str:
     if info.is_required():
         return "required"
@@ -115,27 +88,3 @@ def _default(info: FieldInfo) -> str:
 
 def _spread(times: Spread) -> str:
     return code(span(times.mean) if times.kind == "constant" else f"{times.kind} {span(times.mean)}") if times.mean else ""
-
-
-def _comments(kind: type[BaseModel]) -> dict[str, str]:
-    """What stands behind a field as a comment, where a class describes its fields so."""
-    found: dict[str, str] = {}
-    for base in kind.__mro__:
-        if issubclass(base, BaseModel) and base is not BaseModel and base.model_fields:
-            found |= {name: text for name, text in _comments_of(base).items() if name not in found}
-    return found
-
-
-def _comments_of(kind: type) -> dict[str, str]:
-    found: dict[str, str] = {}
-    field, depth = "", 0
-    tokens = list(tokenize.generate_tokens(io.StringIO(inspect.getsource(kind)).readline))
-    for before, token in pairwise(tokens):
-        depth += (token.type == tokenize.OP) * ((token.string in "([{") - (token.string in ")]}"))
-        if token.string == ":" and before.type == tokenize.NAME and depth == 0 and before.start[1] == 4:
-            field = before.string
-        elif token.type == tokenize.COMMENT and field:
-            found[field] = f"{found.get(field, '')} {token.string.lstrip('# ')}".strip()
-        elif token.type == tokenize.NEWLINE and depth == 0 and before.type != tokenize.COMMENT:
-            field = ""
-    return found

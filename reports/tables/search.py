@@ -185,7 +185,7 @@ def _where_they_went(answer: Answer) -> list[str]:
     lines = [f"{refused:,} combinations break a rule: " + _counted(answer)] if refused else []
     if same:
         lines.append(
-            f"{same:,} combinations are left out: others told differently (sharding on one rank, orders of one rank), "
+            f"{same:,} combinations are left out: plans that are counted already (sharding on one rank, orders of one rank), "
             "and schedules of a pipeline at pp=1"
         )
     lines += [f"{plans:,} plans break {name}: {answer.nearest[name]}" for name, plans in answer.pruned.most_common()]

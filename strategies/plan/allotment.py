@@ -15,7 +15,10 @@ def allotment(plan: Plan, dp: int, where: str) -> tuple[int, ...]:
         return (plan.accumulation or schedules[plan.schedule].microbatches or 1,)
     each, rest = divmod(plan.global_batch, dp * plan.microbatch)
     if (rest and plan.uneven_batch == "refuse") or not each:
-        raise UserError(f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}")
+        raise UserError(
+            f"{where}: global_batch={plan.global_batch} is not a multiple of dp·microbatch = {dp}·{plan.microbatch}; "
+            f"{_nearest(plan.global_batch, dp * plan.microbatch)}"
+        )
     if plan.accumulation not in (None, each):
         product = f"dp·microbatch·accumulation = {dp}·{plan.microbatch}·{plan.accumulation}"
         raise UserError(f"{where}: global_batch={plan.global_batch} ≠ {product} = {dp * plan.microbatch * plan.accumulation}")
@@ -27,6 +30,12 @@ def allotment(plan: Plan, dp: int, where: str) -> tuple[int, ...]:
             f"{where}: uneven_batch=join: global_batch={plan.global_batch} is not a multiple of microbatch={plan.microbatch}"
         )
     return (each + 1,) * more + (each,) * (dp - more)
+
+
+def _nearest(batch: int, unit: int) -> str:
+    """The multiples of `unit` beside a batch."""
+    below = batch // unit * unit
+    return f"{below} and {below + unit} are" if below else f"{unit} is"
 
 
 def _given(plan: Plan, given: tuple[int, ...], dp: int, where: str) -> tuple[int, ...]:

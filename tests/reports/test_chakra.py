@@ -171,7 +171,9 @@ def test_mlcommons_own_classes_read_what_is_written(tmp_path: Path) -> None:
     from chakra.src.third_party.utils.protolib import decodeMessage, openFileRd
     from google.protobuf.unknown_fields import UnknownFieldSet
 
-    job = read_job(overrides=["model.layers=4"], model="llama-3.1-8b", cluster="dgx-a100", plan={"sequence": 2048, **PLANS["pipeline"]})
+    job = read_job(
+        overrides=["model.layers=4"], model="llama-3.1-8b", cluster="dgx-a100", plan={"sequence": 2048, **PLANS["pipeline"]}
+    )
     *paths, _ = write_chakra(simulate(job, fold=False), tmp_path)
     for path in paths:
         with openFileRd(str(path)) as file:

@@ -65,7 +65,10 @@ dragonfly; bf16; fp16; mixed precision; loss scaling; ZeRO-Offload; ZeRO++; Adam
 vertical scaling; horizontal scaling; weak scaling; strong scaling; straggler; goodput; ETTR; MTBF; failover; elastic;
 spare; heartbeat; SyncBatchNorm; buffers; env://; torchrun; collective; point-to-point; sequence parallelism;
 ring attention; Ulysses; mixture of experts; model parallelism; naive model parallelism; pipeline parallelism;
-tensor parallelism; data parallelism; hybrid parallelism; Chinchilla; RPC; Ψ
+tensor parallelism; data parallelism; hybrid parallelism; Chinchilla; RPC; Ψ; MISD; rank map; batch size; sum or mean;
+learning rate; BERT-large; GPT-2; Turing-NLG; GPT-3; 16 bytes per parameter; vendor launchers; mpirun; AdamW; LARS; latency;
+bandwidth; alpha-beta; bisection bandwidth; oversubscription; NUMA; Accelerate; throttling; headroom; Young/Daly; MASTER_ADDR;
+WORLD_SIZE; hybrid sharding; reshard_after_forward; no_sync; gradient compression; nccl-tests; FlashAttention; tokens per second
 """
 
 
@@ -78,6 +81,18 @@ def test_a_word_of_several_meanings_has_all_of_them() -> None:
     text = explain("ring")
     assert "ring (wiring)" in text
     assert "ring algorithm" in text
+
+
+def test_a_word_of_the_field_comes_before_metrics_and_fields_of_its_name() -> None:
+    assert explain("rank").startswith("rank\n  Number of a process")
+    assert explain("gather").startswith("gather\n  The root gets")
+    assert "plan.fp8.gather" in explain("gather")
+    assert explain("MFU").count("\n\n") == 0
+
+
+@pytest.mark.parametrize("field", ["model.kv_heads", "kv_heads", "cluster.node.nic", "nics", "cluster.fabric.oversubscription"])
+def test_fields_of_models_and_clusters_are_explained(field: str) -> None:
+    assert field.rpartition(".")[2] in explain(field).splitlines()[0]
 
 
 def test_every_term_says_something_and_no_word_stands_for_two() -> None:

@@ -121,8 +121,8 @@ def test_faster_gpus_that_take_more_shorten_the_step() -> None:
         ),
         ({"tp": 4, "microbatches_per_replica": (1, 2), "global_batch": 4}, "global_batch=4 ≠ microbatch · the sum"),
         ({"tp": 4, "microbatches_per_replica": (1, 2), "data_parallel": "zero3"}, "with data_parallel=zero3 they meet in each"),
-        ({"tp": 4, "global_batch": 7}, "global_batch=7 is not a multiple of dp·microbatch = 2·1"),
-        ({"tp": 4, "global_batch": 1, "uneven_batch": "join"}, "global_batch=1 is not a multiple of dp·microbatch = 2·1"),
+        ({"tp": 4, "global_batch": 7}, "global_batch=7 is not a multiple of dp·microbatch = 2·1; 6 and 8 are"),
+        ({"tp": 4, "global_batch": 1, "uneven_batch": "join"}, "global_batch=1 is not a multiple of dp·microbatch = 2·1; 2 is"),
         (
             {"tp": 4, "global_batch": 7, "microbatch": 2, "uneven_batch": "join"},
             "global_batch=7 is not a multiple of microbatch=2",

@@ -15,7 +15,7 @@ MISTAKES = [
     (dict(data_parallel="hsdp"), 1, "data_parallel='hsdp': is zero3 with shard"),
     (dict(tp=3), 3, "tp=3 does not divide 32 attention heads"),
     (dict(pp=64), 8, "pp=64 stages exceed 32 layers"),
-    (dict(global_batch=33), 1, "global_batch=33 is not a multiple of dp·microbatch = 8·1"),
+    (dict(global_batch=33), 1, "global_batch=33 is not a multiple of dp·microbatch = 8·1; 32 and 40 are"),
     (dict(global_batch=32, accumulation=2, microbatch=1), 1, "global_batch=32 ≠ dp·microbatch·accumulation = 8·1·2 = 16"),
     (dict(sequence_parallel=True), 1, "sequence_parallel=true needs tp > 1"),
     (dict(pp=2, layers_per_stage=[16, 15]), 1, "2 stages and 31 layers ≠ pp=2, 32 layers"),

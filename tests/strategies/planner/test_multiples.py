@@ -60,6 +60,7 @@ def test_only_multiples_are_replaced() -> None:
         ("nodes=x0", "nodes=2 times 0 is no whole number of at least 1"),
         ("plan.tp=x0.5", "plan.tp=1 times 0.5 is no whole number of at least 1"),
         ("plan.data_parallel=x2", "plan.data_parallel is 'zero1' here, of which there is no multiple"),
+        ("run.failures=x2", "run.failures is no number here, of which there is no multiple"),
         ("plan.overlap=x2", "plan.overlap is True here, of which there is no multiple"),
         ("cluster.node.network=x2", "cluster.node.network is None here"),
     ],
