@@ -9,7 +9,7 @@ from sim.program import ALIGNED, Kernel
 from strategies.models.tracing.records import BATCH_NORMS, Tensor, TracedOp
 from topologies.reading import UserError
 
-PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
+PRODUCTS = ("mm", "addmm", "bmm", "baddbmm", "_grouped_mm")
 # Operators that need whole rows or columns.
 REDUCTIONS = frozenset(
     """sum mean amax amin max min var var_mean std norm linalg_vector_norm logsumexp prod cumsum topk sort argmax argmin any all
@@ -34,7 +34,7 @@ FREE = frozenset(
 )
 BATCH_NORM_BACKWARD = frozenset("native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward".split())
 WITHOUT_PRICE = frozenset(
-    """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _grouped_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex
+    """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex
     _cdist_forward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
     _thnn_fused_lstm_cell _cudnn_rnn miopen_rnn mkldnn_rnn_layer grid_sampler_3d""".split()
 )
@@ -123,15 +123,32 @@ def _type(tensor: Tensor, dtype: str) -> str:
 
 def _product(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Priced:
     """A matrix product, or a batch of them."""
-    left, right = op.inputs[-2:]
-    batch = left.shape[0] if len(left.shape) == 3 else 1
-    m, k, n = left.shape[-2], left.shape[-1], right.shape[-1]
+    left, right = op.inputs[:2] if op.name == "_grouped_mm" else op.inputs[-2:]
+    batch, m, n, k = _grouped(op, left, right) if op.name == "_grouped_mm" else _batched(left, right)
     of_weight = phase == "backward" and has_parameters and not (left.parameter or right.parameter)
     moved = sum(t.bytes for t in (left, right, op.outputs[0]))
     label = f"{op.label} weight" if of_weight else op.label
     alignment = math.gcd(ALIGNED, n, k)
-    shape = (batch, m, n, k)
-    return Kernel("gemm", label, phase, 2.0 * batch * m * n * k, moved, _type(left, dtype), shape, "", alignment), of_weight
+    return Kernel("gemm", label, phase, op.flops, moved, _type(left, dtype), (batch, m, n, k), "", alignment), of_weight
+
+
+def _batched(left: Tensor, right: Tensor) -> tuple[int, ...]:
+    """(products, rows, columns, common dimension)."""
+    return left.shape[0] if len(left.shape) == 3 else 1, left.shape[-2], right.shape[-1], left.shape[-1]
+
+
+def _grouped(op: TracedOp, left: Tensor, right: Tensor) -> tuple[int, ...]:
+    """The same of a product in groups (torch.nn.functional.grouped_mm), of which experts are made: rows are taken to be spread
+    evenly over the groups. Rows of several matrices, or, as the gradient of these, a matrix of each group's rows.
+    """
+    if (len(left.shape), len(right.shape)) == (2, 3):
+        groups = min(right.shape[0], left.shape[0])
+        return groups, math.ceil(left.shape[0] / groups), right.shape[-1], right.shape[-2]
+    if (len(left.shape), len(right.shape)) == (2, 2):
+        groups = min(op.outputs[0].shape[0], left.shape[-1])
+        return groups, left.shape[-2], right.shape[-1], math.ceil(left.shape[-1] / groups)
+    shapes = " and ".join("×".join(map(str, each.shape)) for each in (left, right))
+    raise UserError(f"model: aten::_grouped_mm of {shapes} in {op.label} has no price: only rows by groups' matrices have one")
 
 
 def _attention(op: TracedOp, phase: str, dtype: str) -> Kernel:

@@ -14,11 +14,13 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from strategies.models.importers.unread import NOT_READ, OTHERS, may_change_sizes
+from strategies.models.importers.nested import PARTS, TIED, WRAPPER, completed, language_part
+from strategies.models.importers.unread import NOT_READ, OTHERS, RECURRENT, may_change_sizes
 from topologies.reading import UserError, shown
 from topologies.registry import Registry
 
 PREDICTION_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of files whose classes ignore them
+TOWERS = frozenset("vision visual audio speech video encoder tower projector perceiver qformer vit talker token2wav".split())
 MOST = 10**15  # of a number of things
 
 
@@ -119,32 +121,38 @@ def sizes(config: Reader, absent: Mapping[str, int] = MappingProxyType({})) -> d
 
 def is_hugging_face(data: Mapping[str, Any]) -> bool:
     """Whether a file is a `config.json` rather than fields of `Model`."""
-    return any(key in data for key in ("model_type", "architectures", "text_config"))
+    return any(key in data for key in ("model_type", "architectures", *PARTS))
 
 
 def read_hugging_face(data: Mapping[str, Any], where: str) -> tuple[dict[str, Any], list[str]]:
-    """Fields of `Model` in a `config.json`, and the keys that were ignored, sorted (nested ones as `text_config.key`).
+    """Fields of `Model` in a `config.json`, and the keys that were ignored, sorted (nested ones as `text_config.key`). Of a
+    multimodal file the language model is read (`strategies.models.importers.nested`).
 
-    The language model of a multimodal file lies under `text_config`; what that does not say is looked up one level higher.
     Raises UserError for an unknown model type, a missing key, or one that is not read and may change the model's size.
     """
-    inner = data.get("text_config", {})
-    if not isinstance(inner, Mapping):
-        raise UserError(f"{where}: text_config={shown(inner)} must be a mapping")
-    reader = Reader({**data, **inner}, where)
+    name, own = language_part(data, where)
+    reader = Reader(completed(data, own) if name else data, where)
     fields = _importer(reader)(reader)
+    if name and fields.get("family") == "encoder":
+        two = f"{name} is an encoder ('{reader.value('model_type')}') beside another, and both train on one loss"
+        raise UserError(
+            f"{where}: {two}, which is not simulated: --input with the inputs of both traces transformers' class (docs/models.md)"
+        )
     _all_alike(reader, fields)
-    _all_known(reader, inner or data)
-    outer_ignored = [
-        f"{key} (the language model alone is simulated)" if key.endswith("_config") and inner else _ignored(key, data[key])
-        for key in data
-        if key not in reader.read and key != "text_config"
-    ]
-    return fields, sorted(outer_ignored + [f"text_config.{_ignored(key, inner[key])}" for key in inner if key not in reader.read])
+    _all_known(reader, own)
+    ignored = [_ignored(key, data[key]) for key in data if key not in reader.read and key not in (*PARTS, WRAPPER)]
+    if name:
+        unread = [key for key in own if key not in reader.read]
+        ignored += [f"{name}.{_ignored(key, own[key])}" for key in unread]
+        if TIED in own and own[TIED] != reader.value(TIED):
+            ignored.append(f"{name}.{TIED} ({TIED} of the file itself holds)")
+    return fields, sorted(ignored)
 
 
 def _ignored(key: str, value: Any) -> str:
     """How an ignored key is listed: what a model has that transformers' class does not build can be asked for."""
+    if key.endswith("_config") and isinstance(value, Mapping) and TOWERS & set(key.split("_")):
+        return f"{key} (the language model alone is simulated)"
     return f"{key} (model.mtp={value} has them)" if key in PREDICTION_LAYERS and value else key
 
 
@@ -180,9 +188,16 @@ def _importer(reader: Reader) -> Importer:
         return model_type[name]
     close = difflib.get_close_matches(name[:40], model_type, n=1, cutoff=0.85)
     misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in {*NOT_READ, *OTHERS}
-    hint = f"; did you mean '{close[0]}'?" if misspelt else f": {NOT_READ.get(name, 'no importer reads it')}"
-    ways = "describe a model of its sizes in a YAML (docs/models.md)"
-    if "whose kernels no profile has measured" not in hint:
-        ways = f"--input 2048:int64 traces transformers' own class of it, or {ways}"
-    known = "" if misspelt else f"; {ways}; read are: {', '.join(model_type)}"
-    raise UserError(f"{reader.where}: unknown model type {shown(name)}{hint}{known}")
+    hint = f"did you mean '{close[0]}'?" if misspelt else f"{_way(reader, name)}; read are: {', '.join(model_type)}"
+    raise UserError(f"{reader.where}: unknown model type {shown(name)}{';' if misspelt else ':'} {hint}")
+
+
+def _way(reader: Reader, name: str) -> str:
+    """Why a model type is not read, and what to do."""
+    why, described = NOT_READ.get(name, "no importer reads it"), "describe a model of its sizes in a YAML (docs/models.md)"
+    if name in RECURRENT:
+        return f"{why}; {described}"
+    if reader.value("auto_map"):
+        own = "its class is code that it brings along (auto_map), which does not run here"
+        return f"{why}; {own}: name a function that makes the module as FILE.py:NAME with --input, or {described}"
+    return f"{why}; --input 2048:int64 (images: 3x224x224) traces transformers' own class of it, or {described}"

@@ -7,6 +7,7 @@ from typing import Any
 from strategies.models.importers import Reader, model_type
 from strategies.models.importers.layer_types import attention_kinds
 from strategies.models.importers.llama import grouped_heads, llama_like
+from topologies.reading import UserError
 
 # defaults of Gemma3TextConfig, which files on the hub leave out
 _GEMMA3 = {
@@ -21,6 +22,9 @@ _GEMMA3 = {
 
 def _gemma(config: Reader, **absent: int) -> dict[str, Any]:
     config.harmless("query_pre_attn_scalar", "final_logit_softcapping")
+    if config.flag("use_bidirectional_attention", False):
+        rule = "tokens that attend to later ones are not simulated here: --input 2048:int64 traces transformers' own class"
+        raise UserError(f"{config.where}: use_bidirectional_attention=true: {rule}")
     bias = config.flag("attention_bias", False)
     fields = llama_like(config, tied=True, **absent) | grouped_heads(config, kv_heads=4, head_dim=256)
     return fields | {"attention_bias": bias, "output_bias": bias, "embedding_scale": True}

@@ -30,11 +30,13 @@ def per_layer(config: Reader, key: str, layers: int, absent: Sequence[Any]) -> l
     return entries
 
 
-def attention_kinds(config: Reader, layers: int, every: int = 0, window: int | None = None, **full: Any) -> dict[str, Any]:
-    """Fields of layers that `layer_types` calls full or sliding; without it, each `every`-th layer is full (0: all are). window:
-    default of `sliding_window`; full: what full layers have besides.
+def attention_kinds(
+    config: Reader, layers: int, every: int = 0, window: int | None = None, absent: Sequence[str] = (), **full: Any
+) -> dict[str, Any]:
+    """Fields of layers that `layer_types` calls full or sliding; without it, they are `absent`, or each `every`-th layer is full
+    (0: all are). window: default of `sliding_window`; full: what full layers have besides.
     """
-    default = [SLIDING if every and (layer + 1) % every else FULL for layer in range(layers)]
+    default = absent or [SLIDING if every and (layer + 1) % every else FULL for layer in range(layers)]
     names = per_layer(config, "layer_types", layers, default)
     size = config.optional("sliding_window", window)
     kinds: dict[str, dict[str, Any]] = {FULL: full, SLIDING: {"window": size} if size else {}}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from strategies.models.importers import Reader, model_type, sizes
+from strategies.models.importers.layer_types import FULL, SLIDING, attention_kinds
 from topologies.reading import UserError, shown
 
 
@@ -68,3 +69,25 @@ def mixtral(config: Reader) -> dict[str, Any]:
     fields = llama_like(config) | grouped_heads(config, kv_heads=8) | {"window": config.optional("sliding_window")}
     experts = config.optional("num_local_experts", 8)
     return fields | {"experts": {"experts": experts, "chosen": config.optional("num_experts_per_tok", 2), "ffn": fields["ffn"]}}
+
+
+@model_type("ministral")
+def ministral(config: Reader) -> dict[str, Any]:
+    """Ministral: Mistral with windows in the layers that `layer_types` names, by default in all."""
+    fields = llama_like(config) | grouped_heads(config, kv_heads=8)
+    return fields | attention_kinds(config, fields["layers"], window=4096, absent=[SLIDING] * fields["layers"])
+
+
+@model_type("ministral3")
+def ministral3(config: Reader) -> dict[str, Any]:
+    """Ministral 3 and the language model of Mistral Small 3.2 and later: Mistral without windows."""
+    config.harmless("sliding_window")
+    return llama_like(config) | grouped_heads(config, kv_heads=8, head_dim=128)
+
+
+@model_type("cwm")
+def cwm(config: Reader) -> dict[str, Any]:
+    """Code World Model: Llama with a window in three of four layers, of which the first has none."""
+    fields = llama_like(config) | grouped_heads(config, kv_heads=8, head_dim=128)
+    names = [FULL if layer % 4 == 0 else SLIDING for layer in range(fields["layers"])]
+    return fields | {"mlp_bias": config.flag("mlp_bias", False)} | attention_kinds(config, len(names), window=8192, absent=names)

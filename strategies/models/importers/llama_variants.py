@@ -73,3 +73,9 @@ def exaone(config: Reader) -> dict[str, Any]:
         config.value("layer_types")
         return fields
     return fields | attention_kinds(config, fields["layers"], every=4, window=4096, positions="none")
+
+
+@model_type("hunyuan_v1_dense")
+def hunyuan(config: Reader) -> dict[str, Any]:
+    """Hunyuan, dense: Llama with norms of queries and keys."""
+    return llama(config) | {"qk_norm": True}

@@ -40,3 +40,11 @@ def olmoe(config: Reader) -> dict[str, Any]:
     fields = _olmo(config) | {"qk_norm": "whole"}
     experts, chosen = config.optional("num_experts", 64), config.optional("num_experts_per_tok", 8)
     return fields | {"experts": {"experts": experts, "chosen": chosen, "ffn": fields["ffn"]}}
+
+
+@model_type("flex_olmo")
+def flex_olmo(config: Reader) -> dict[str, Any]:
+    """FlexOlmo: OLMo 2 with a mixture in every layer."""
+    fields = olmo2(config)
+    experts, chosen = config.optional("num_experts", 7), config.optional("num_experts_per_tok", 5)
+    return fields | {"experts": {"experts": experts, "chosen": chosen, "ffn": fields["ffn"]}}

@@ -23,3 +23,16 @@ def phi3(config: Reader) -> dict[str, Any]:
     fields = llama_like(config) | grouped_heads(config) | {"dropout": config.rate("resid_pdrop")}
     window = config.optional("sliding_window")
     return fields | partial_rotary(config, fields, 1.0) | ({"window": window} if window else {})
+
+
+@model_type("phimoe")
+def phimoe(config: Reader) -> dict[str, Any]:
+    """Phi 3.5 MoE: layernorms, a mixture in every layer, of which `intermediate_size` is one expert's."""
+    config.harmless("input_jitter_noise", "router_jitter_noise")
+    bias = config.flag("attention_bias", False)
+    fields = llama_like(config) | grouped_heads(config, kv_heads=8) | {"norm": "layernorm"}
+    fields |= {"attention_bias": bias, "output_bias": bias, "head_bias": fields["head"] and config.flag("lm_head_bias", False)}
+    window = config.optional("sliding_window")
+    experts, chosen = config.optional("num_local_experts", 16), config.optional("num_experts_per_tok", 2)
+    fields["experts"] = {"experts": experts, "chosen": chosen, "ffn": fields["ffn"]}
+    return fields | ({"window": window} if window else {})

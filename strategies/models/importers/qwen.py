@@ -10,17 +10,20 @@ from strategies.models.importers.llama import grouped_heads, llama_like
 from topologies.reading import UserError, shown
 
 
+@model_type("qwen2_5_vl")
+@model_type("qwen2_vl")
 @model_type("qwen2")
 def qwen2(config: Reader) -> dict[str, Any]:
-    """Qwen 2 and 2.5: query, key and value always have biases, the output never."""
+    """Qwen 2 and 2.5, and the language models of their VL: query, key and value always have biases, the output never."""
     config.harmless("attention_bias")  # which Qwen 2 does not have
     fields = llama_like(config) | grouped_heads(config, kv_heads=32) | {"attention_bias": True}
     return fields | _windows(config, fields["layers"])
 
 
+@model_type("qwen3_vl")
 @model_type("qwen3")
 def qwen3(config: Reader) -> dict[str, Any]:
-    """Qwen 3: queries and keys are normed; `attention_bias` covers query, key, value and output."""
+    """Qwen 3 and the language model of its VL: queries and keys are normed; `attention_bias` covers all four matrices."""
     bias = config.flag("attention_bias", False)
     fields = llama_like(config) | grouped_heads(config, kv_heads=32, head_dim=128)
     fields |= {"qk_norm": True, "attention_bias": bias, "output_bias": bias}
@@ -37,6 +40,7 @@ def qwen2_moe(config: Reader) -> dict[str, Any]:
     return fields | _mixture(config, fields["layers"], 60, 4, 1408, beside)
 
 
+@model_type("qwen3_vl_moe")
 @model_type("qwen3_moe")
 def qwen3_moe(config: Reader) -> dict[str, Any]:
     """Qwen 3 MoE: no shared expert; `intermediate_size` is that of dense layers, which the released models do not have."""

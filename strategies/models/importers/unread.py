@@ -93,13 +93,14 @@ HARMLESS = frozenset(
         "use_flash_attn",
     }
 )
+# Families whose layers are recurrent or state-space scans: classes of transformers dispatch a loop over tokens without a GPU.
+RECURRENT = frozenset(
+    """bailing_hybrid falcon_mamba glm5_next jamba kimi_linear mamba minimax olmo_hybrid qwen3_5 qwen3_5_moe qwen3_next qwen4_exp
+    recurrent_gemma rwkv xlstm zamba zamba2""".split()
+)
 # Families that no importer reads, and why.
-_SCAN = "its layers are state-space scans, whose kernels no profile has measured"
-_HYBRID = "some of its layers are recurrent or state-space scans, whose kernels no profile has measured"
 NOT_READ = {
-    **dict.fromkeys(("mamba", "falcon_mamba", "xlstm", "rwkv"), _SCAN),
-    **dict.fromkeys("jamba kimi_linear lfm2".split(), _HYBRID),
-    **dict.fromkeys("qwen3_next qwen3_5 recurrent_gemma zamba zamba2".split(), _HYBRID),
+    **dict.fromkeys(RECURRENT, "it has recurrent or state-space layers, whose kernels no profile has measured"),
     "gemma3n": "its per-layer embeddings and alternating updates are not simulated",
     "deepseek_v32": "its sparse attention has an indexer that is not simulated",
     "albert": "its layers share one set of parameters, which is not simulated",
@@ -110,9 +111,7 @@ NOT_READ = {
 # Types that are read, and whose classes run other kernels on GPUs than they dispatch without one.
 OTHER_KERNELS = frozenset("mamba2 bamba falcon_h1 granitemoehybrid nemotron_h".split())
 # Types of transformers whose names are close to one that is read, and whose models are not.
-OTHERS = frozenset(
-    "glm4v glm4v_moe gpt_neo ibert ministral mllama molmo2 pixtral qwen3_vl_moe umt5 vilt vits xglm xlm-roberta-xl".split()
-)
+OTHERS = frozenset("ernie4_5_vl_moe ibert mllama molmo2 pixtral umt5 vilt vits xglm xlm-roberta-xl".split())
 # One size by several names: harmless where it agrees with the one that was read.
 ALIASES = (
     frozenset({"num_hidden_layers", "n_layer", "n_layers", "num_layers"}),

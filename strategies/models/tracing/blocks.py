@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import nn
 WHOLE = ""  # the name of the module itself
 
 
-def find_blocks(net: nn.Module, inputs: list[Any]) -> list[str]:
+def find_blocks(net: nn.Module, inputs: list[Any], named: Mapping[str, Any]) -> list[str]:
     """Names of the repeated blocks in the order in which a forward pass calls them: instances of the class that has most of the
     parameters, each called once and none inside another; of a module without any, the module itself.
 
@@ -26,7 +27,7 @@ def find_blocks(net: nn.Module, inputs: list[Any]) -> list[str]:
     handles = [each.register_forward_pre_hook(watch(name)) for name, each in candidates.items()]
     try:
         with torch.no_grad():
-            net(*inputs)
+            net(*inputs, **named)
     finally:
         for handle in handles:
             handle.remove()

@@ -10,10 +10,10 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from typing import Any
 
-from strategies.models.importers.unread import NOT_READ, OTHER_KERNELS
+from strategies.models.tracing.hugging_face import class_of
 from strategies.models.tracing.inputs import InputSpec, parse_inputs
 from strategies.models.tracing.records import BUILDERS, Builder, Module
-from topologies.reading import UserError, is_there, load_text, load_yaml, shown
+from topologies.reading import UserError, is_there, load_text, shown
 
 
 def is_module_source(value: object) -> bool:
@@ -68,7 +68,7 @@ def builder_of(module: Module) -> Builder:
     if module.source in BUILDERS:
         return BUILDERS[module.source]
     if module.source.endswith(".json"):
-        return lambda: _of_transformers(module.source)
+        return lambda: class_of(module.source)
     file, _, name = module.source.rpartition(":")
     path = Path(file).resolve()
     loader = SourceFileLoader(f"shardyard_user_{path.stem}", str(path))
@@ -86,33 +86,3 @@ def builder_of(module: Module) -> Builder:
     if not callable(builder):
         raise UserError(f"{file}: '{name}' is {'not there' if builder is None else 'no function or class'}")
     return builder if not hasattr(builder, "named_parameters") or isinstance(builder, type) else (lambda: builder)
-
-
-def _of_transformers(file: str) -> Any:
-    """The class of transformers that a `config.json` names, made from it alone; code that a file brings along does not run.
-
-    Raises UserError where transformers is not installed or knows no such class, and for layers that run other kernels on GPUs
-    than those that it dispatches here.
-    """
-    data = load_yaml(Path(file), constants=True)
-    kind, names = str(data.pop("model_type", "")), data.pop("architectures", None) or [""]
-    if "whose kernels no profile has measured" in NOT_READ.get(kind, ""):
-        raise UserError(f"{file}: model_type '{kind}': {NOT_READ[kind]}")
-    if kind in OTHER_KERNELS:
-        why = "on GPUs its state-space scans run other kernels than its class dispatches here"
-        raise UserError(f"{file}: model_type '{kind}': {why}; without --input the file is read, and they are simulated")
-    try:
-        import transformers
-        from transformers import masking_utils
-    except ImportError:
-        raise UserError(
-            f"{file}: --input traces transformers' own class, which is not installed: pip install 'shardyard[hf]'"
-        ) from None
-    known = getattr(transformers, str(names[0]), None)
-    if known is None:
-        raise UserError(f"{file}: architectures[0]={shown(names[0])} is no class of transformers {transformers.__version__}")
-    # it looks at positions for several sequences in a row; of one sequence it finds none, but there are no values to look at
-    masking_utils.find_packed_sequence_indices = lambda position_ids: None
-    dropped = ("quantization_config", "auto_map", "dtype", "torch_dtype")
-    settings = {key: value for key, value in data.items() if key not in dropped} | {"use_cache": False}
-    return known(transformers.AutoConfig.for_model(kind, **settings))

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from strategies.models.model import Model
+from strategies.models.parts import WIDTH
 from strategies.models.tracing.builders import module_of
 from strategies.models.tracing.records import Module
 from strategies.models.tracing.tracer import trace_of
-from topologies.reading import UserError
+from topologies.reading import UserError, build
 
 
 def traced_model(source: Any, given: Any, name: str | None = None, parallelize: Any = None) -> Model:
@@ -30,7 +31,7 @@ def traced_model(source: Any, given: Any, name: str | None = None, parallelize: 
         "name": name or _name(module),
         "source": module.source,
         "family": "encoder",
-        "hidden": max(1, math.ceil(handed_on / tokens)),
+        "hidden": min(WIDTH, max(1, math.ceil(handed_on / tokens))),  # for people: what blocks hand on is in the trace
         "layers": len(trace.blocks),
         "heads": 1,
         "head_dim": 1,
@@ -42,7 +43,7 @@ def traced_model(source: Any, given: Any, name: str | None = None, parallelize: 
         "final_norm": False,
         "module": module,
     }
-    return Model.model_validate(fields)
+    return build(Model, fields, f"model {module.source}")
 
 
 def _name(module: Module) -> str:
@@ -57,7 +58,7 @@ def remarks_of(model: Model) -> list[str]:
     """What was run, what was found, and what was assumed."""
     assert model.module is not None
     trace = trace_of(model.module, 1, "bf16")
-    inputs = ", ".join("×".join(map(str, each.shape)) for each in model.module.input)
+    inputs = ", ".join(f"{each.name} " * bool(each.name) + "×".join(map(str, each.shape)) for each in model.module.input)
     blocks = (
         f"{len(trace.blocks)} blocks, from '{trace.blocks[0]}' to '{trace.blocks[-1]}'"
         if len(trace.blocks) > 1
@@ -67,6 +68,10 @@ def remarks_of(model: Model) -> list[str]:
     said = [
         f"{ran or f'{model.module.source} was run'}, and its passes on samples of {inputs} were traced: {blocks}; {trace.loss}"
     ]
+    if unread := [name for name, parts in trace.users.items() if not parts]:
+        count = sum(math.prod(trace.parameters[name]) for name in unread)
+        others = f" and {len(unread) - 1} others" if len(unread) > 1 else ""
+        said.append(f"{count:,} parameters are held, and read by none of these passes: '{unread[0]}'{others}")
     if trace.synchronises:
         said.append("SyncBatchNorm takes its statistics over all dp ranks")
     if any(op.name.startswith("convolution") for op in trace.ops):

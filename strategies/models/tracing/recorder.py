@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from strategies.models.tracing.blocks import find_blocks
 from strategies.models.tracing.builders import builder_of
 from strategies.models.tracing.fused_kernels import FusedKernels
+from strategies.models.tracing.hugging_face import without_padding
 from strategies.models.tracing.records import Module, Tensor, Trace, TracedOp
 from strategies.models.tracing.tensor_parallel import cut, is_distributed, is_partial, is_whole, local, name_of
 from topologies.reading import UserError
@@ -35,13 +37,17 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
         torch.zeros(batch, *each.shape, device="meta", dtype=dtype if each.dtype == "float" else _INPUTS[each.dtype])
         for each in module.input
     ]
+    by_place = sum(not each.name for each in module.input)
+    named = {each.name: tensor for each, tensor in zip(module.input[by_place:], inputs[by_place:], strict=True)}
+    sample = inputs[:by_place], named
     try:
-        blocks = find_blocks(net, inputs)
-        with cut(net, module, tp) as own:
-            if tp > 1:  # DTensor finds how operators are cut by running them whole, once
-                _Recorder(own, blocks, inputs, fused_attention).run()
-                own.zero_grad()
-            return _Recorder(own, blocks, inputs, fused_attention).run()
+        with without_padding(module.source):
+            blocks = find_blocks(net, *sample)
+            with cut(net, module, tp) as own:
+                if tp > 1:  # DTensor finds how operators are cut by running them whole, once
+                    _Recorder(own, blocks, sample, fused_attention).run()
+                    own.zero_grad()
+                return _Recorder(own, blocks, sample, fused_attention).run()
     except UserError:
         raise
     except Exception as error:
@@ -56,6 +62,8 @@ def _built(module: Module, dtype: torch.dtype) -> nn.Module:
     try:
         with torch.device("meta"):
             net = builder()
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(f"model {module.source}: failed while it was made: {type(error).__name__}: {error}") from error
     if not isinstance(net, nn.Module):
@@ -71,11 +79,13 @@ def _built(module: Module, dtype: torch.dtype) -> nn.Module:
 class _Recorder(TorchDispatchMode):
     """Writes down every operator, and which tensors are there while it runs."""
 
-    def __init__(self, net: nn.Module, blocks: list[str], inputs: list[Any], fused_attention: bool) -> None:
+    def __init__(
+        self, net: nn.Module, blocks: list[str], sample: tuple[list[Any], dict[str, Any]], fused_attention: bool
+    ) -> None:
         super().__init__()
-        self.net, self.blocks, self.inputs, self.fused_attention = net, blocks, inputs, fused_attention
+        self.net, self.blocks, self.sample, self.fused_attention = net, blocks, sample, fused_attention
         self.names = {local(each).untyped_storage()._cdata: name for name, each in net.named_parameters()}
-        outside = [*map(local, net.parameters()), *map(local, net.buffers()), *inputs]
+        outside = [*map(local, net.parameters()), *map(local, net.buffers()), *sample[0], *sample[1].values()]
         self.outside = {each.untyped_storage()._cdata for each in outside}
         shapes = {name: tuple(local(each).shape) for name, each in net.named_parameters()}
         still = frozenset(name for name, each in net.named_parameters() if not each.requires_grad)
@@ -127,14 +137,20 @@ class _Recorder(TorchDispatchMode):
 
     def _loss(self) -> Any:
         with FusedKernels(self):
-            result = self.net(*self.inputs)
+            result: Any = self.net(*self.sample[0], **self.sample[1])
         self.part = len(self.blocks) + 1
         result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result
         hidden = getattr(result, "last_hidden_state", None)
         if isinstance(hidden, torch.Tensor) and not hasattr(result, "logits"):
             self.trace.loss = "the module has no head: the loss is the sum of its last hidden state"
             return hidden.float().sum()
-        result = getattr(result, "logits", result)
+        whose = "module's result"
+        if hasattr(result, "logits"):
+            result = result.logits
+        elif isinstance(result, Mapping):  # the first that may have a gradient
+            is_real = ((key, each) for key, each in result.items() if isinstance(each, torch.Tensor) and each.is_floating_point())
+            key, result = next(is_real, ("", result))
+            whose = f"result's {key}"
         if isinstance(result, (tuple, list)):
             result = result[0]
         if is_distributed([type(result)]):
@@ -147,14 +163,14 @@ class _Recorder(TorchDispatchMode):
             self.trace.loss = "the module's result is the loss"
             return result
         if result.dim() >= 2 and result.shape[-1] > 1:
-            self.trace.loss = "the loss is the mean cross-entropy in fp32 over the last dimension of the module's result"
+            self.trace.loss = f"the loss is the mean cross-entropy in fp32 over the last dimension of the {whose}"
             rows = result.flatten(0, -2)
             with self.paused():
                 labels = torch.zeros(rows.shape[0], dtype=torch.long, device="meta")
                 self.outside.add(labels.untyped_storage()._cdata)
                 self.pinned.append(StorageWeakRef(labels.untyped_storage()))
             return functional.cross_entropy(rows.float(), labels)
-        self.trace.loss = "the loss is the sum of the module's result"
+        self.trace.loss = f"the loss is the sum of the {whose}"
         return result.float().sum()
 
     def _watch(self, name: str, module: nn.Module) -> list[Any]:

@@ -73,6 +73,8 @@ class TracedOp:
         """FLOPs of its products, attention in full also where a mask leaves less."""
         if self.name in ("mm", "addmm", "bmm", "baddbmm"):
             return 2.0 * self.outputs[0].elements * self.inputs[-1].shape[-2]
+        if self.name == "_grouped_mm":  # each row by one group's matrix, or each group's part of the common dimension
+            return 2.0 * self.inputs[0].elements * self.inputs[1].shape[-1]
         if self.name == "attention_forward":
             q, k, v = self.inputs
             return 2.0 * q.elements * k.shape[-2] * (1 + v.shape[-1] / q.shape[-1])

@@ -15,22 +15,38 @@ from topologies.reading import UserError
 CLASSES = {
     "arcee": "ArceeForCausalLM",
     "bamba": "BambaForCausalLM",
+    "codegen": "CodeGenForCausalLM",
+    "cwm": "CwmForCausalLM",
+    "dots1": "Dots1ForCausalLM",
+    "ernie4_5_moe": "Ernie4_5_MoeForCausalLM",
+    "exaone_moe": "ExaoneMoeForCausalLM",
     "ernie4_5": "Ernie4_5ForCausalLM",
     "exaone4": "Exaone4ForCausalLM",
     "falcon_h1": "FalconH1ForCausalLM",
+    "flex_olmo": "FlexOlmoForCausalLM",
+    "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neo": "GPTNeoForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
     "helium": "HeliumForCausalLM",
+    "hunyuan_v1_dense": "HunYuanDenseV1ForCausalLM",
     "mamba2": "Mamba2ForCausalLM",
+    "minimax_m2": "MiniMaxM2ForCausalLM",
+    "ministral": "MinistralForCausalLM",
+    "ministral3": "Ministral3ForCausalLM",
     "nemotron": "NemotronForCausalLM",
     "nemotron_h": "NemotronHForCausalLM",
+    "phimoe": "PhimoeForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},  # without, the class cannot be made
     "granitemoeshared": {"shared_intermediate_size": 512},
+    "dots1": {"n_routed_experts": 16, "n_shared_experts": 2, "num_experts_per_tok": 4, "first_k_dense_replace": 1},
+    "hunyuan_v1_dense": {"head_dim": 128},
+    "ministral": {"head_dim": 128},
 }
 
 

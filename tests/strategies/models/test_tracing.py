@@ -428,7 +428,7 @@ def test_a_class_of_transformers_by_its_config() -> None:
 def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     for kind, name, why in (
-        ("mamba", "MambaForCausalLM", "its layers are state-space scans"),
+        ("rwkv", "RwkvForCausalLM", "it has recurrent or state-space layers"),
         ("mamba2", "Mamba2ForCausalLM", "on GPUs its state-space scans run other kernels .* without --input the file is read"),
     ):
         path.write_text(f'{{"model_type": "{kind}", "architectures": ["{name}"]}}')
