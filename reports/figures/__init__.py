@@ -101,10 +101,12 @@ class Drawing:
         with _styled():
             return self.draw(data)
 
-    def __call__(self, data: Any, path: Path) -> Path:
+    def __call__(self, data: Any, path: Path, legend: bool = True) -> Path:
         with _styled():
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
+            if not legend:
+                _without_legend(drawn)
             picture = io.BytesIO()
             dots = min(DOTS, WIDE / drawn.get_figwidth())
             drawn.savefig(picture, format=path.suffix[1:], dpi=dots, metadata=metadata)
@@ -121,6 +123,17 @@ def _styled() -> Iterator[None]:
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)  # type: ignore[arg-type]
         yield
+
+
+def _without_legend(drawn: Figure) -> None:
+    """Take its legends off, and the room that they had: strips below the figure, columns beside it."""
+    boxes = [each.get_window_extent() for each in drawn.legends]
+    for each in list(drawn.legends):
+        each.remove()
+    below = max((box.height for box in boxes if box.width >= box.height), default=0.0)
+    beside = max((box.width for box in boxes if box.width < box.height), default=0.0)
+    width, height = drawn.get_size_inches()
+    drawn.set_size_inches(width - beside / drawn.dpi, height - below / drawn.dpi)
 
 
 def _small(picture: BinaryIO) -> bytes:

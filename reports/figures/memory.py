@@ -34,7 +34,7 @@ def memory(summary: Summary) -> Figure:
         bottom = [low + more for low, more in zip(bottom, sizes, strict=True)]
     capacity = summary.memory_capacity / 1e9
     highest = max(*bottom, capacity) * 1.1
-    ax.axhline(capacity, color=RED, linestyle="--", linewidth=1.5, label=f"capacity {gigabytes(summary.memory_capacity)} GB")
+    ax.axhline(capacity, color=RED, linestyle="--", linewidth=1.5)
     if len(entries) <= 16:
         for x, entry in enumerate(entries):
             ax.text(x, bottom[x] + 0.01 * highest, gigabytes(entry.peak), ha="center", va="bottom", fontsize=9)
@@ -43,6 +43,8 @@ def memory(summary: Summary) -> Figure:
     ax.set_xticks(range(0, len(entries), every), names[::every])
     room = max(0.0, (4 - len(entries)) / 2)
     ax.set(xlim=(-0.6 - room, len(entries) - 0.4 + room), ylim=(0, highest), ylabel="GB")
+    named, across = f"capacity {gigabytes(summary.memory_capacity)} GB", ax.get_yaxis_transform()
+    ax.text(1.0, capacity + 0.01 * highest, named, color=RED, fontsize=9, ha="right", va="bottom", transform=across)
     ax.set_xlabel("" if len(entries) <= 8 else "stage")
     ax.set_title("Peak memory of one GPU")
     handles, labels = ax.get_legend_handles_labels()

@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,8 @@ from reports.formatting import (
     stages,
 )
 from reports.metrics import hint
-from reports.page.rendering import render
+from reports.page.legend import legend
+from reports.page.rendering import KEYLESS, render
 from reports.page.step_view import script, style, whole_step
 from reports.tables.step import flatten, headline, verdict
 from reports.trace import write_trace
@@ -54,12 +55,16 @@ DATA = ("timeline.csv", "summary.json", "trace.json.gz")
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure of the page: the name of its file, what it shows in words, how it is drawn and from what."""
+    """A figure of the page: the name of its file, what it shows in words, how it is drawn and from what.
+
+    keyed: its colours are those of the page's legend.
+    """
 
     name: str
     alt: str
     draw: Drawing
     data: Any
+    keyed: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,18 +125,20 @@ class Report:
     @property
     def step(self) -> dict[str, Picture]:
         """The figures of the step itself."""
-        figures = [
-            Picture("breakdown", "Where the step goes: time by component", breakdown, {str(self.job.get("model")): self.summary}),
+        own = {str(self.job.get("model")): self.summary}
+        keyed = [
+            Picture("breakdown", "Where the step goes: time by component", breakdown, own),
             Picture("memory", "Peak memory of one GPU by stage and kind", memory, self.summary),
             Picture("gantt", "One step: passes and transfers of each stage over time", gantt, self.timeline),
             Picture("memory_over_time", "What the fullest GPU holds over the step, by kind", memory_over_time, self.timeline),
         ]
+        if self.runs:
+            keyed.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
+        figures = [replace(picture, keyed=True) for picture in keyed]
         if 1 < self.summary.gpus <= MOST:
             figures.append(Picture("traffic", "Bytes that each rank sends to each other rank", traffic, self.timeline))
         if self.cluster and 1 < self.summary.gpus <= DRAWN:
             figures.append(Picture("load", "Which links of the cluster the step uses", load, (self.cluster, self.timeline)))
-        if self.runs:
-            figures.append(Picture("comparison", "Runs beside each other: time and memory", comparison, self.runs))
         return {picture.name: picture for picture in figures}
 
     @property
@@ -175,6 +182,8 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
     for picture in pictures:
         for suffix in dict.fromkeys(("png", *formats)):
             picture.draw(picture.data, folder / f"{picture.name}.{suffix}")
+        if picture.keyed:
+            picture.draw(picture.data, folder / f"{picture.name}{KEYLESS}", legend=False)
     write_trace(report.timeline, folder / "trace.json.gz")
     with whole_file(folder / "timeline.csv") as file:
         report.timeline.frame().to_csv(file, index=False, lineterminator="\n")
@@ -194,7 +203,7 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
 
 def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
     """The HTML page, with the figures of `folder` inside it. Everything from the user is escaped."""
-    summary, job = report.summary, report.job
+    summary, job, view = report.summary, report.job, whole_step(report.timeline)
     return render(
         "report.html.j2",
         (picture.name for picture in report.pictures),
@@ -205,7 +214,8 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         cards=[_card(label, value) for label, value in headline(summary, job)],
         titles=list(_titles(report)),
         step=report.step,
-        view=whole_step(report.timeline),
+        view=view,
+        legend=legend((summary, *report.runs.values()), view),
         script=script(),
         style=style(),
         sections=report.sections,

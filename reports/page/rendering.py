@@ -10,6 +10,7 @@ from typing import Any
 
 FULL = 1300  # dots of a figure that takes the whole width
 ROW = 6  # cards beside each other at most
+KEYLESS = ".keyless.png"  # ends of pictures without a legend, which a page with one of its own shows
 TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -19,10 +20,15 @@ def render(template: str, pictures: Iterable[str], folder: Path, **values: Any) 
 
     environment = Environment(loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True)
     environment.filters |= {"shown": _cell, "anchor": _anchor, "row": row}
-    files = {name: folder / f"{name}.png" for name in pictures}
+    files = {name: _file(folder, name) for name in pictures}
     embedded = {name: _embedded(file) for name, file in files.items()}
     full = {name for name, file in files.items() if _width(file) > FULL}
     return environment.get_template(template).render(pictures=embedded, full=full, **values)
+
+
+def _file(folder: Path, name: str) -> Path:
+    keyless = folder / f"{name}{KEYLESS}"
+    return keyless if keyless.exists() else folder / f"{name}.png"
 
 
 def _cell(value: object) -> str:

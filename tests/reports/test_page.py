@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import csv
 import json
 import re
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import Image
 
+from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
 from reports.page.page import DATA, Picture, Report, Section, Sheet, write_report
 from reports.page.rendering import row
@@ -60,6 +63,29 @@ def test_the_page_fetches_nothing(folder: Path) -> None:
         if where.startswith("#"):
             continue
         assert where.startswith("data:image/png;base64,") if tag == "img" else (folder / where).is_file()
+
+
+def test_colours_are_explained_once(folder: Path, timeline: Timeline) -> None:
+    """By the page's legend: in its figures there is none, in the files beside it there is."""
+    text = (folder / "report.html").read_text(encoding="utf-8")
+    key = text.partition('<section class="key"')[2].partition("</section>")[0]
+    summary = summarise(timeline)
+    assert {"forward", "backward", "tp communication"} <= set(re.findall(r"</i>([^<]*)<", key))
+    for kind, size in summary.worst.kinds.items():
+        assert (f"</i>{kind}<" in key) == (size > 0)
+    assert 'class="legend"' not in text
+    shown = [base64.b64decode(picture) for picture in re.findall(r"base64,([^\"]*)", text)]
+    assert [(folder / name).read_bytes() in shown for name in PICTURES] == [False, False, False, False, True]
+
+
+def test_a_figure_without_its_legend_is_smaller_by_it(timeline: Timeline, tmp_path: Path) -> None:
+    data = {"a": summarise(timeline)}
+    with (
+        Image.open(breakdown(data, tmp_path / "with.png")) as image,
+        Image.open(breakdown(data, tmp_path / "without.png", legend=False)) as other,
+    ):
+        assert other.width == image.width
+        assert image.height - 100 < other.height < image.height - 20
 
 
 def test_what_the_user_wrote_is_escaped(folder: Path) -> None:

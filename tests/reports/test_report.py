@@ -43,7 +43,7 @@ def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are a dot: they have tests of their own."""
     from PIL import Image
 
-    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path: Image.new("1", (1, 1)).save(path))
+    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
 
 
 @pytest.fixture(scope="module")

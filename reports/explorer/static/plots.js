@@ -4,12 +4,12 @@ import { seconds, significant } from "./dom.js";
 
 /* global uPlot */
 
-const colour = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+const colour = (plot, name) => getComputedStyle(plot.root).getPropertyValue(name).trim();
 
 const LEFT = 118;  // as wide as the names of the timeline's rows, so that moments stand above each other
 
-const axis = (label, values, size = 56) => ({ label, values, stroke: () => colour("--dim"), grid: { stroke: () => colour("--line"), width: 1 },
-                                   ticks: { stroke: () => colour("--line"), width: 1 }, size, labelSize: 20, font: "11px system-ui", labelFont: "12px system-ui" });
+const axis = (label, values, size = 56) => ({ label, values, stroke: plot => colour(plot, "--dim"), grid: { stroke: plot => colour(plot, "--line"), width: 1 },
+                                   ticks: { stroke: plot => colour(plot, "--line"), width: 1 }, size, labelSize: 20, font: "11px system-ui", labelFont: "12px system-ui" });
 
 /** A stack of what a GPU holds by kind. hover: called with the moment under the pointer, or null. */
 export class Memory {

@@ -24,7 +24,7 @@ export class Timeline {
   show(data, finer = false) {
     this.data = data;
     if (!finer) this.window = [0, data.step];
-    legend(this.legend, [...data.keys.map(([name, colour]) => [name, colour]),
+    if (this.legend) legend(this.legend, [...data.keys.map(([name, colour]) => [name, colour]),
       ...Object.entries(data.axes).filter(([axis]) => !data.keys.some(([key]) => key === axis))
         .map(([axis, colour]) => [`${axis} communication`, colour])]);
     this.draw();
@@ -53,7 +53,7 @@ export class Timeline {
     this.canvas.width = this.width * scale;
     this.canvas.height = height * scale;
     pen.setTransform(scale, 0, 0, scale, 0, 0);
-    const style = getComputedStyle(document.documentElement);
+    const style = getComputedStyle(this.canvas);
     this.colours = { ink: style.getPropertyValue("--ink"), line: style.getPropertyValue("--line"), dim: style.getPropertyValue("--dim") };
     pen.clearRect(0, 0, this.width, height);
     pen.font = "11px system-ui, sans-serif";
