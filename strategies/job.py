@@ -151,7 +151,8 @@ class Job:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
         if model.state_space is not None:
-            yield "state-space scans are priced as the products that they are made of: no profile has measured their kernels"
+            made = "by the bytes that they move" if model.state_space.step_rank else "as the products that they are made of"
+            yield f"state-space scans are priced {made}: no profile has measured their kernels"
         if plan.packing is not None:
             seen = mean_length(plan.packing.lengths, sequence)
             yield f"packing: documents that a token attends to have {seen:,.0f} tokens in the mean, weighted by tokens"

@@ -193,9 +193,11 @@ def _unknown_scan(model: Model, plan: Resolved) -> Iterator[str]:
     assert own is not None
     said = f"state-space layers of {model.name}"
     for count, what in ((own.heads, "heads"), (own.groups, "groups")):
-        if count % plan.tp:
+        if count % plan.tp and not own.step_rank:
             yield f"tp={plan.tp} does not divide {count} {what} of the {said}"
     unknown = {
+        f"tp={plan.tp}": bool(own.step_rank) and plan.tp > 1,
+        "fp8": bool(own.step_rank) and plan.fp8 is not None,
         f"kernels={plan.kernels}": plan.kernel_set.eager or plan.kernel_set.early_cublas,
         f"cp={plan.cp}": plan.cp > 1,
         "packing": plan.packing is not None,

@@ -20,6 +20,7 @@ import math
 from sim.program import Kernel
 from strategies.layers.operators import Operator, column_linear, row_linear
 from strategies.layers.rank_shapes import FLOAT, RankShapes
+from strategies.layers.state_space.selective_scan import selective_scan
 from strategies.layers.tensor_overlap import Items
 
 
@@ -27,6 +28,8 @@ def state_space(rank: RankShapes, source: str = "") -> list[Operator]:
     """The pieces of the mixer, in the order of the forward pass. source: name of its input where others read it too."""
     own = rank.model.state_space
     assert own is not None
+    if own.step_rank is not None:
+        return selective_scan(rank, source)
     into = column_linear(rank, "state space in", own.projected, own.bias, own.projected // rank.tp, source=source)
     return [into, _scan(rank), row_linear(rank, "state space out", own.channels, own.output_bias)]
 

@@ -10,7 +10,7 @@ import pytest
 
 from shardyard import Job, read_job, simulate, summarise
 from sim.program import Kernel
-from strategies.layers.model_costs import parts
+from strategies.layers.model_costs import parts, saved_tensors
 from strategies.models.importers import read_hugging_face
 from strategies.models.model import Model, load_model
 from strategies.models.state_space import StateSpace
@@ -25,6 +25,26 @@ SIZES: dict[str, dict[str, Any]] = {  # of published models; keys as their files
         "architectures": ["Mamba2ForCausalLM"],
         **{"hidden_size": 768, "num_hidden_layers": 24, "num_heads": 24, "head_dim": 64, "state_size": 128, "n_groups": 1},
         **{"expand": 2, "vocab_size": 50288, "conv_kernel": 4, "chunk_size": 256, "tie_word_embeddings": True},
+    },
+    "mamba-130m": {
+        "model_type": "mamba",
+        "architectures": ["MambaForCausalLM"],
+        **{"hidden_size": 768, "num_hidden_layers": 24, "intermediate_size": 1536, "state_size": 16, "time_step_rank": 48},
+        **{"expand": 2, "vocab_size": 50280, "conv_kernel": 4, "d_inner": 1536, "d_model": 768, "n_layer": 24, "ssm_cfg": {}},
+    },
+    "falcon-mamba-7b": {
+        "model_type": "falcon_mamba",
+        "architectures": ["FalconMambaForCausalLM"],
+        **{"hidden_size": 4096, "num_hidden_layers": 64, "intermediate_size": 8192, "state_size": 16, "time_step_rank": 256},
+        **{"expand": 16, "vocab_size": 65024, "tie_word_embeddings": False, "mixer_rms_eps": 1e-06},
+    },
+    "jamba-v0.1": {
+        "model_type": "jamba",
+        "architectures": ["JambaForCausalLM"],
+        **DECODER,
+        **{"num_hidden_layers": 32, "intermediate_size": 14336, "vocab_size": 65536, "num_experts": 16, "num_experts_per_tok": 2},
+        **{"attn_layer_period": 8, "attn_layer_offset": 4, "expert_layer_period": 2, "expert_layer_offset": 1},
+        **{"mamba_d_state": 16, "mamba_dt_rank": 256, "mamba_inner_layernorms": True, "mamba_proj_bias": False},
     },
     "codestral-mamba-7b": {
         "model_type": "mamba2",
@@ -105,6 +125,9 @@ def test_biases_are_those_of_the_class(name, change, tmp_path) -> None:
 
 
 TINY: dict[str, dict[str, Any]] = {
+    "mamba-130m": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 128, "time_step_rank": 4},
+    "falcon-mamba-7b": {"hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 1024, "time_step_rank": "auto"},
+    "jamba-v0.1": {"mamba_dt_rank": "auto", "attn_layer_period": 2, "attn_layer_offset": 0, "num_experts": 1},
     "mamba2-130m": {"hidden_size": 64, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 16},
     "bamba-9b": {"mamba_n_heads": 8, "mamba_d_head": 16, "attn_layer_indices": [1]},
     "granite-4.0-h-micro": {"mamba_n_heads": 8, "mamba_d_head": 16, "layer_types": ["mamba", "attention"]},
@@ -231,6 +254,67 @@ def test_a_step_grows_by_tokens_not_by_their_square() -> None:
         sum(scan_products(mixer_job(sequence=tokens), way) for way in ("forward", "backward")) for tokens in (512, 2048)
     )
     assert long == 4 * short
+
+
+def selective_job(**own: Any) -> Job:
+    """Mixers of Mamba: 32 channels of 8 states, steps of rank 4."""
+    sizes = {"head_dim": 1, "groups": 1, "heads": 32, "state": 8, "norm": False, "step_rank": 4} | own
+    return mixer_job(sequence=512, **sizes)
+
+
+@pytest.mark.parametrize("norms", [False, True])
+def test_a_selective_scan_moves_and_keeps_what_it_reads_and_writes(norms: bool) -> None:
+    """Per token in 16 bits: channels, steps, gate, result and gated result, B and C; backward these (with the gradient in place
+    of the gated result), gradients of three, those of B and C in fp32, and again the gated result that was not kept.
+    """
+    job = selective_job(step_norms=norms)
+    layer, tokens, channels, state = parts(job.model, job.resolve()).layer(0), 512, 32, 8
+    there, back = (
+        next(item.bytes for item in items if isinstance(item, Kernel) and item.label == "selective scan")
+        for items in (layer.forward, layer.backward)
+    )
+    assert there == 2 * tokens * (5 * channels + 2 * state)
+    again = 0 if norms else channels
+    assert back == 2 * tokens * (5 * channels + 2 * state + 3 * channels + again) + 4 * tokens * 2 * state
+    inner = {"layer input": 64, "state space in input": 64, "scan input": 64, "scan B and C": 16, "scan result": 32}
+    inner |= {"state space steps input": 4}
+    if (
+        norms
+    ):  # as operators of their own: convolved channels, B, C and steps' input before the norms, steps, what is multiplied out
+        inner |= {"state space choice input": 32, "scan norms input": 20, "scan steps": 32, "state space out input": 32}
+    assert saved_tensors(job.model, job.resolve()) == {name: 2.0 * tokens * features for name, features in inner.items()}
+
+
+def test_a_selective_scan_computes_again_what_it_does_not_keep() -> None:
+    """The steps' product, 2 · tokens · rank · channels, and the convolution."""
+    products = [scan_flops(selective_job(step_norms=norms)) for norms in ("unweighted", True)]
+    assert products[0] - products[1] == 2 * 512 * 4 * 32
+
+
+def scan_flops(job: Job) -> float:
+    """FLOPs of a layer's products backward."""
+    return sum(
+        item.flops for item in parts(job.model, job.resolve()).layer(0).backward if isinstance(item, Kernel) and item.shape
+    )
+
+
+@pytest.mark.parametrize(("plan", "message"), [({"tp": 2}, "not simulated with tp=2"), ({"fp8": {}}, "not simulated with fp8")])
+def test_what_mambas_mixer_is_not_simulated_with(plan: dict[str, Any], message: str) -> None:
+    model = selective_job().model.model_dump(exclude_unset=True)
+    with pytest.raises(UserError, match=message):
+        simulate(read_job(None, model=model, cluster="dgx-h100", plan={"sequence": 512, "global_batch": 8} | plan))
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"head_dim": 2}, r"step_rank=4 \(Mamba's mixer\) needs head_dim=1, groups=1 and norm=false"),
+        ({"step_rank": None, "step_norms": True}, "step_norms=True needs step_rank"),
+    ],
+)
+def test_sizes_of_mambas_mixer(own: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        selective_job(**own)
 
 
 @pytest.mark.parametrize("plan", [{"kernels": "torch"}, {"cp": 2}, {"lora": {"rank": 4, "targets": ["q_proj"]}}])
