@@ -62,8 +62,8 @@ class Inside(Protocol):
     def ops(self) -> Iterable[InsideOp]:
         """In the order in which it was launched."""
 
-    def later(self, seconds: float) -> Self:
-        """The same, so much later."""
+    def later(self, seconds: float, launches: float | None = None) -> Self:
+        """The same, so much later. launches: by how much it is launched later, where that differs."""
 
 
 class OpRow(NamedTuple):
@@ -106,6 +106,8 @@ class Timeline:
     owed: dict[int, dict[str, float]] = field(default_factory=dict)  # by op: seconds by which each effect lengthened it
     resumptions: dict[int, Resumption] = field(default_factory=dict)  # by op that holds up its host
     inside: Mapping[int, Inside] = field(default_factory=dict)  # by block on links that other traffic uses
+    scheduled: list[float] = field(default_factory=list)  # when each SimPy event was scheduled, in no order
+    contended: float = 0.0  # when something contended for the first time: until then ops took no events
     # a step one period of microbatches shorter, where `periods` more follow that were not played: see sim.analysis.steady_state
     before: Timeline | None = None
     periods: int = 0

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sim.analysis.steady_state import extended
+from sim.analysis.longer_step import one_period_longer
+from sim.analysis.steady_state import extended, repeats
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
 LONG = 2_000  # passes of all ranks from which on a step takes long to play
-WORTHWHILE = 0.2, 0.6  # part of the microbatches that is played at most to find a steady state: of a short step, of a long one
+WORTHWHILE = 0.3, 0.6  # part of the microbatches that is played at most to find a steady state: of a short step, of a long one
 KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices
 _PRICES: dict[tuple[str, Gpu], Prices] = {}
 _FLEETS: dict[tuple[Prices, ...], Prices] = {}
@@ -148,17 +149,36 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
     if job.effects or not may_settle(resolved):
         return None
-    most = _worthwhile(resolved)
     played: dict[int, Timeline] = {}  # by their microbatches
-    for fewer, count in _counts(resolved):
-        missing = sorted({fewer, count} - played.keys())
-        if sum([*played, *missing]) > most:
-            break
-        played |= {microbatches: _played(job, resolved, prices, microbatches) for microbatches in missing}
-        timeline = extended(played[fewer], played[count], (resolved.microbatches - count) // (count - fewer))
-        if timeline is not None:
-            return timeline
+    for count, periods in _counts(resolved):
+        if count not in played:
+            if sum([*played, count]) > _worthwhile(resolved):
+                break
+            played[count] = _played(job, resolved, prices, count)
+        for period in periods:
+            timeline = _repeated(job, resolved, prices, played, (count, period))
+            if timeline is not None:
+                return timeline
     return None
+
+
+def _repeated(job: Job, resolved: Resolved, prices: Prices, played: dict[int, Timeline], few: tuple[int, int]) -> Timeline | None:
+    """The timeline of a step that goes on like the played one of `few` microbatches and a period; None if it does not. What is
+    played for it is added to `played`.
+    """
+    (count, period), copies = few, schedules[resolved.schedule].copies
+    more, rest = divmod(resolved.microbatches - count, period)
+    if rest or not more or not repeats(played[count], period // copies):
+        return None
+    longer = count + period
+    long = one_period_longer(played[count], program_of(job.model, resolved, longer))
+    if long is not None:
+        return extended(played[count], long, more - 1, follows=True)
+    if longer not in played:
+        if sum([*played, longer]) > _worthwhile(resolved):
+            return None
+        played[longer] = _played(job, resolved, prices, longer)
+    return extended(played[count], played[longer], more - 1)
 
 
 def may_settle(resolved: Resolved) -> bool:
@@ -166,7 +186,7 @@ def may_settle(resolved: Resolved) -> bool:
     schedule = schedules[resolved.schedule]
     if schedule.microbatches or schedule.versions or resolved.local_steps > 1 or resolved.allotted:
         return False
-    return sum(next(_counts(resolved))) <= _worthwhile(resolved)
+    return next(_counts(resolved))[0] <= _worthwhile(resolved)
 
 
 def _worthwhile(resolved: Resolved) -> float:
@@ -174,15 +194,14 @@ def _worthwhile(resolved: Resolved) -> float:
     return WORTHWHILE[resolved.microbatches * resolved.pp * resolved.chunks >= LONG] * resolved.microbatches
 
 
-def _counts(resolved: Resolved) -> Iterator[tuple[int, int]]:
-    """Two numbers of microbatches that are a period apart: at first of one microbatch, then of as many as ranks, which orders
-    with several chunks or copies go by, and in which transfers of neighbours meet each other anew, and later ones.
+def _counts(resolved: Resolved) -> Iterator[tuple[int, tuple[int, ...]]]:
+    """Numbers of microbatches to be played, and how many may be a period: a few, or as many as ranks, which orders with several
+    chunks or copies go by, and in which transfers of neighbours meet each other anew.
     """
     schedule, ranks = schedules[resolved.schedule], resolved.pp
     group = ranks * schedule.copies
     grouped = resolved.chunks > 1 or schedule.copies > 1
-    filled = max(SETTLED, schedule.settled * ranks + 1)
-    one_by_one = [] if grouped else [(1, filled), (1, 2 * filled)]
-    for period, least in [*one_by_one, (group, filled + group), (group, filled + 2 * group), (group, 9 * filled)]:
-        fewer = least + (resolved.microbatches - least) % period
-        yield fewer, fewer + period
+    filled = max(SETTLED, schedule.settled * ranks + 3)
+    periods, step = ((group,), group) if grouped else (tuple(dict.fromkeys((1, 2, ranks))), 2)
+    for least in (filled + 2 * group, filled + 4 * group, 9 * filled) if grouped else (filled, 2 * filled, 4 * filled):
+        yield least + (resolved.microbatches - least) % step, periods

@@ -1,9 +1,9 @@
 """A step of many microbatches told from few: once each further period of them adds the same, the rest need not be played.
 
-Two steps that differ by one period are played. They are in a steady state if the longer one is the shorter one with a period put
-in: on every lane the ops before it are at the same times, those after it later by one and the same time T; and if the period
-that was put in repeats the one before it, T later. Times are multiples of 2⁻⁴⁰ s and compared to the bit. Otherwise the answer is
-None.
+Two steps that differ by one period are looked at. The longer one may follow from the shorter one (`sim.analysis.longer_step`).
+Where both were played, they are in a steady state if the longer one is the shorter one with a period put in: on every lane the
+ops before it are at the same times, those after it later by one and the same time T; and if the period that was put in repeats
+the one before it, T later. Times are multiples of 2⁻⁴⁰ s and compared to the bit. Otherwise the answer is None.
 
 The host of a lane launches what comes after the cut later by its own work on a period, H ≤ T. Where H = T launches move as all
 else does. Where H < T no op begins or ends when its launch lets it: it would have moved by H only. Each further period puts
@@ -20,20 +20,35 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.analysis.memory import ledger
+from sim.program import COMPUTE
 from sim.timeline import Timeline
 
 Floats = NDArray[np.float64]
+FEW = 2  # microbatches that follow those before them at one distance, at least
 
 
-def extended(short: Timeline, long: Timeline, periods: int) -> Timeline | None:
+def repeats(timeline: Timeline, period: int) -> bool:
+    """Whether the last microbatches of the first lane's first chunk follow those `period` before them at one distance: a step in
+    which they do not is in no steady state.
+    """
+    ops, begin = timeline.cohort(0).ops, dict[int, float]()
+    for op, start in zip(ops, timeline.start[: len(ops)], strict=True):
+        if op.stream == COMPUTE and op.microbatch >= 0 and op.chunk <= 0:
+            begin.setdefault(op.microbatch, start)
+    starts = np.array(list(begin.values()))
+    distance = starts[period:] - starts[:-period]
+    return bool((distance[-max(period // 2, FEW) :] == distance[-1:]).all())
+
+
+def extended(short: Timeline, long: Timeline, periods: int, follows: bool = False) -> Timeline | None:
     """The timeline of a step that is `periods` longer than `long`, which is one longer than `short`; None where they are not in a
-    steady state.
+    steady state. follows: the longer one was not played, it follows from the shorter one.
     """
     if short.lanes != long.lanes:
         return None
     shift = long.step - short.step
     for lane in range(len(long.lanes)):
-        if not (_period_put_in(short, long, lane, shift) and _holds_the_same(short, long, lane, shift)):
+        if not ((follows or _period_put_in(short, long, lane, shift)) and _holds_the_same(short, long, lane, shift)):
             return None
     works = [[(op.lane, op.op.stream) for op in timeline.distinct] for timeline in (short, long)]
     if works[0] != works[1]:

@@ -48,7 +48,7 @@ class Device:
     def __init__(self, env: Environment, slowdown: float = 1.0, host: Host | None = None) -> None:
         self.env, self.slowdown, self.host = env, slowdown, host or Host()
         self.streams: dict[str, Stream] = {}
-        self.events = 0  # scheduled so far
+        self.scheduled: list[float] = []  # when each event so far was scheduled
         self._working: list[float] = []  # of each collective that runs now, the part of its time in which it slows compute
         # the block that runs: the event of its end, seconds left at `since` were it not slowed, whether it is slowed
         self._task: Compute | None = None
@@ -99,7 +99,7 @@ class Device:
 
     def _expect(self, seconds: float) -> None:
         """Schedule the end of the block. seconds: left, were it not slowed."""
-        self.events += 1
+        self.scheduled.append(self.env.now)
         event = self._event = self.env.timeout(on_grid(seconds * self._factor()) if self._slow else seconds)
         event.callbacks.append(self._computed)
 

@@ -72,7 +72,7 @@ class Network:
     def __init__(self, env: Environment, capacity: Sequence[float]) -> None:
         self.env = env
         self.links = [Link(each) for each in capacity]
-        self.events = 0  # scheduled so far
+        self.scheduled: list[float] = []  # when each event so far was scheduled
         self._full: dict[tuple[tuple[int, float], ...], float] = {}
 
     def start(
@@ -157,7 +157,7 @@ class Network:
 
     def _end_after(self, flow: Flow, wait: float, whole: bool) -> None:
         """The bytes of the current part have left after `wait` seconds; whole: its latency is over in the same event."""
-        self.events += 1
+        self.scheduled.append(self.env.now)
         flow.event = self.env.timeout(wait + flow.latency if whole else wait, (flow, whole))
         flow.event.callbacks.append(self._drained)
 
@@ -182,7 +182,7 @@ class Network:
         if whole or not flow.latency:
             flow.done()
         else:
-            self.events += 1
+            self.scheduled.append(self.env.now)
             self.env.timeout(flow.latency).callbacks.append(lambda _: flow.done())
 
     def _share(self, touched: list[Flow]) -> None:

@@ -7,7 +7,7 @@ their order of scheduling, so that runs repeat exactly.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import cast
@@ -73,7 +73,8 @@ def _timeline(
     events: int,
     stretch: list[float] | None = None,
     owed: dict[int, dict[str, float]] | None = None,
-    inside: dict[int, Inside] | None = None,
+    inside: Mapping[int, Inside] | None = None,
+    scheduled: list[float] | None = None,
 ) -> Timeline:
     """The timeline of a step with these times."""
     return Timeline(
@@ -90,6 +91,8 @@ def _timeline(
         owed=owed or {},
         resumptions=times.resumptions,
         inside=inside or {},
+        scheduled=scheduled or [],
+        contended=times.until,
     )
 
 
@@ -229,7 +232,7 @@ class Player:
     def _start(self, starting: list[tuple[float, Task]]) -> None:
         for begin, task in starting:
             if begin > self.env.now:
-                self.network.events += 1
+                self.network.scheduled.append(self.env.now)
                 self.env.timeout(begin - self.env.now, task).callbacks.append(_begin)
             else:
                 task.ready()
@@ -262,7 +265,8 @@ class Player:
     def _timeline(self) -> Timeline:
         """The timeline of the played step."""
         times = self.past
-        events = sum(task is None for task in self.tasks) + self.network.events + sum(device.events for device in self.devices)
+        scheduled = [*self.network.scheduled, *(time for device in self.devices for time in device.scheduled)]
+        events = sum(task is None for task in self.tasks) + len(scheduled)
         stretch = [task.stretch if isinstance(task, Compute) else 0.0 for task in self.tasks]
         owed = {number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
         for number, task in enumerate(self.tasks):
@@ -273,9 +277,8 @@ class Player:
             if self.tasks[number] is not None:
                 before = -1 if holds.before is None else self.held[holds.before]
                 times.resumptions[number] = Resumption(before, holds.busy, holds.time)
-        return _timeline(
-            self.lanes, times, events, stretch, owed, dict(played_blocks(self.lanes, self.segments, self.tasks, times))
-        )
+        inside = dict(played_blocks(self.lanes, self.segments, self.tasks, times))
+        return _timeline(self.lanes, times, events, stretch, owed, inside, scheduled)
 
 
 def _begin(event: Event) -> None:

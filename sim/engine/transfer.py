@@ -25,7 +25,7 @@ class Transfer(Task):
         """Wait for the host, then send."""
         wait = self.launched - self.env.now
         if wait > 0:
-            self.network.events += 1
+            self.network.scheduled.append(self.env.now)
             self.env.timeout(wait).callbacks.append(self._launched)
         else:
             self.send()

@@ -46,13 +46,16 @@ Cost = BlockCost | TransferCost
 
 @dataclass
 class Times:
-    """Columns over the ops of all lanes, and when hosts that were held up went on. end: −1 of an op that never starts."""
+    """Columns over the ops of all lanes, and when hosts that were held up went on. end: −1 of an op that never starts; until:
+    up to when nothing contends.
+    """
 
     start: list[float]
     end: list[float]
     launched: list[float]
     cost: list[Cost | None]
     resumptions: dict[int, Resumption] = field(default_factory=dict)
+    until: float = 0.0
 
     @classmethod
     def none(cls, ops: int) -> Times:
@@ -63,7 +66,7 @@ class Times:
         """Only what has ended by `time`."""
         end = [each if each <= time else -1.0 for each in self.end]
         resumptions = {op: each for op, each in self.resumptions.items() if end[op] >= 0}
-        return Times(self.start, end, self.launched, self.cost, resumptions)
+        return Times(self.start, end, self.launched, self.cost, resumptions, time)
 
 
 class Uncontended:

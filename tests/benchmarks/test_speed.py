@@ -80,7 +80,7 @@ CONTENDED = {
     | {"plan": dict(tp=4, pp=16, data_parallel="zero1", sequence_parallel=True, accumulation=256)},
     "70B, tp=2 pp=32, 256 microbatches": MANY
     | {"plan": dict(tp=2, pp=32, data_parallel="zero1", sequence_parallel=True, accumulation=256)},
-    "the same with recomputation, which does not settle": MANY
+    "the same with recomputation, whose microbatches repeat in pairs": MANY
     | {"plan": dict(tp=2, pp=32, data_parallel="zero1", sequence_parallel=True, accumulation=256, recompute="full")},
 }
 

@@ -54,6 +54,17 @@ def test_what_settles_is_not_played_to_its_end(plan: dict[str, Any]) -> None:
     assert summarise(timeline).to_dict() == summarise(full).to_dict()
 
 
+def test_microbatches_that_repeat_in_pairs_settle() -> None:
+    """Ten layers on four stages: neighbours are equally slow, and each second microbatch is alike. One step of 10 is played."""
+    asked = job(480, WIDE | {"layers": 10}, nodes=2, pp=4, tp=2, microbatch=4, sequence_parallel=True)
+    timeline, full = some_microbatches(asked), simulate(asked)
+    assert timeline is not None
+    assert timeline.before is not None
+    assert [max(op.microbatch for op in each.cohort(0).ops) + 1 for each in (timeline.before, timeline)] == [8, 10]
+    assert timeline.events == full.events
+    assert summarise(timeline).to_dict() == summarise(full).to_dict()
+
+
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     st.fixed_dictionaries(

@@ -42,9 +42,10 @@ class PlayedBlock(NamedTuple):
     launched: float
     slowdown: float
 
-    def later(self, seconds: float) -> PlayedBlock:
-        """The same block, so much later."""
-        return self._replace(passages=tuple(each.later(seconds) for each in self.passages), launched=self.launched + seconds)
+    def later(self, seconds: float, launches: float | None = None) -> PlayedBlock:
+        """The same block, so much later. launches: by how much it is launched later, where that differs."""
+        launched = self.launched + (seconds if launches is None else launches)
+        return self._replace(passages=tuple(each.later(seconds) for each in self.passages), launched=launched)
 
     def ops(self) -> Iterator[InsideOp]:
         """Its kernels in a row and its collectives, in the order of their launches."""
