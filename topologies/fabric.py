@@ -37,6 +37,7 @@ class LinkRange:
     """`count` equal directed links of a fabric, numbered in a row; `name` tells them apart for people.
 
     each: where so many neighbouring nodes in a row have so many links in a row for themselves: (nodes, links); else (0, 0).
+    rails: these links are those of so many rails, in order.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class LinkRange:
     latency: float  # seconds
     name: Callable[[int], str]
     each: tuple[int, int] = (0, 0)
+    rails: int = 1
 
 
 class Backbone(NamedTuple):

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +42,9 @@ class Place:
     Where the fabric's switches add (SHARP): leaf: the switch above each member's NIC; above: of each switch the next one towards
     the top (−1 there); nic: the NIC of each member, equal numbers for members that share one. Switch s is
     endpoint n + (number of switches in nodes) + s. switched: members of a node reach each other through a switch.
+
+    turned: of a schedule that is the same when the members of every node take each other's places in turn (`turning`), only the
+    transfers of one turn are wanted.
     """
 
     node: tuple[int, ...]
@@ -51,6 +55,7 @@ class Place:
     above: tuple[int, ...] = ()
     nic: tuple[int, ...] = ()
     switched: bool = False
+    turned: bool = False
 
     @property
     def size(self) -> int:
@@ -59,10 +64,25 @@ class Place:
 
     def per_node(self) -> list[list[int]]:
         """Members of each node, nodes in order of their first member."""
+        if (even := self.even()) is not None:
+            return cast(list[list[int]], even.tolist())
         nodes: dict[int, list[int]] = {}
         for member, node in enumerate(self.node):
             nodes.setdefault(node, []).append(member)
         return list(nodes.values())
+
+    def even(self) -> Ids | None:
+        """Members, shape (nodes, members of a node), nodes in order of first members; None where they have unequally many."""
+        node = np.array(self.node)
+        if not len(node):
+            return None
+        if (np.diff(node) < 0).any():
+            _, first, number = np.unique(node, return_index=True, return_inverse=True)
+            node = first[number]
+        order = np.argsort(node, kind="stable")
+        begin = np.flatnonzero(np.diff(node[order], prepend=-1))
+        each, left = divmod(len(node), len(begin))
+        return None if left or (begin != np.arange(len(begin)) * each).any() else order.reshape(-1, each)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +120,12 @@ class Schedule:
     phases: tuple[Phase, ...]
     pieces: int = 1
 
-    def sent(self, members: int) -> NDArray[np.float64]:
-        """Fraction of S that each member sends, shape (members,)."""
+    def sent(self, members: int, turned: int = 1) -> NDArray[np.float64]:
+        """Fraction of S that each member sends, shape (members,). turned: the schedule is one of so many turns (`Place`)."""
         total = np.zeros(members)
         for phase in self.phases:
             total += np.bincount(phase.source, phase.amounts, minlength=members)[:members] * float(phase.times)
-        return total / self.chunks
+        return np.repeat(total.reshape(-1, turned).sum(axis=1), turned) / self.chunks
 
 
 Algorithm = Callable[[Place], Schedule]
@@ -125,6 +145,20 @@ OPERATIONS = (
 )
 PIECES = 64  # of a pipelined message; NCCL's pieces have 0.5 to 2 MiB, so 64 are right for 32 to 128 MiB
 algorithms: Registry[Algorithm] = Registry("collective algorithm", package="sim.collectives")  # names are "operation/algorithm"
+_TURNING: set[Algorithm] = set()
+
+
+def turning(algorithm: Algorithm) -> Algorithm:
+    """Mark an algorithm of which `Place.turned` asks one turn: among the members of several nodes, all of them alike, its other
+    transfers are these with each member replaced by the next one of its node, again and again.
+    """
+    _TURNING.add(algorithm)
+    return algorithm
+
+
+def is_turning(name: str) -> bool:
+    """Whether the algorithm of this full name is `turning`."""
+    return name in algorithms and algorithms[name] in _TURNING
 
 
 # What NCCL chooses among (github.com/NVIDIA/nccl src/graph/tuning.cc) or PyTorch builds from NCCL's send and receive (the last

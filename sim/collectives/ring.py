@@ -14,26 +14,33 @@ from functools import partial
 
 import numpy as np
 
-from sim.collectives import Ids, Phase, Place, Schedule, algorithms
+from sim.collectives import Ids, Phase, Place, Schedule, algorithms, turning
 
 
 def orders(place: Place) -> Ids:
     """Rings as orders of members, shape (channels, n)."""
-    nodes = place.per_node()
-    smallest = min(len(node) for node in nodes)
     if place.rings:
         return np.array(place.rings)
-    if len(nodes) == 1 or smallest == 1:
+    even = place.even()
+    if even is not None:
+        channels = 1 if place.turned or len(even) == 1 else even.shape[1]
+        rings = np.stack([np.roll(even, -channel, axis=1) for channel in range(channels)])
+        if len(even) > 1:  # forwards: channel, channel + 1, …, channel − 1; backwards starts where the node before was left
+            rings[:, 1::2] = rings[:, 1::2, ::-1]
+        return rings.reshape(channels, -1)
+    nodes = place.per_node()
+    smallest = min(len(node) for node in nodes)
+    if smallest == 1:
         return np.array([[member for node in nodes for member in node]])
-    rings = []
-    for channel in range(smallest):
-        ring: list[int] = []
-        for position, node in enumerate(nodes):
-            # forwards: channel, channel + 1, …, channel − 1; backwards starts where the node before was left
-            turned = node[channel:] + node[:channel]
-            ring += turned if position % 2 == 0 else turned[::-1]
-        rings.append(ring)
-    return np.array(rings)
+    return np.array([_uneven(nodes, channel) for channel in range(smallest)])
+
+
+def _uneven(nodes: list[list[int]], channel: int) -> list[int]:
+    ring: list[int] = []
+    for position, node in enumerate(nodes):
+        turned = node[channel:] + node[:channel]
+        ring += turned if position % 2 == 0 else turned[::-1]
+    return ring
 
 
 def _phase(rings: Ids, lag: int, reduce: bool) -> Phase:
@@ -50,22 +57,29 @@ def _owned(rings: Ids, position: Ids, channel: Ids, lag: int, turn: int) -> Ids:
     return np.asarray(rings[channel, (position - turn - lag) % size] * channels + channel)
 
 
+def _chunks(place: Place, rings: Ids) -> int:
+    return rings.size * (place.size // len(place.per_node()) if place.turned else 1)
+
+
 @algorithms("reduce_scatter/ring")
+@turning
 def reduce_scatter(place: Place) -> Schedule:
     """Member i ends with the sum of everybody's piece i."""
     rings = orders(place)
-    return Schedule(rings.size, (_phase(rings, 1, reduce=True),))
+    return Schedule(_chunks(place, rings), (_phase(rings, 1, reduce=True),))
 
 
 @algorithms("all_gather/ring")
+@turning
 def all_gather(place: Place) -> Schedule:
     """Member i starts with piece i; everybody ends with all pieces."""
     rings = orders(place)
-    return Schedule(rings.size, (_phase(rings, 0, reduce=False),))
+    return Schedule(_chunks(place, rings), (_phase(rings, 0, reduce=False),))
 
 
 @algorithms("all_reduce/ring")
+@turning
 def all_reduce(place: Place) -> Schedule:
     """Reduce-scatter, then all-gather."""
     rings = orders(place)
-    return Schedule(rings.size, (_phase(rings, 1, reduce=True), _phase(rings, 0, reduce=False)))
+    return Schedule(_chunks(place, rings), (_phase(rings, 1, reduce=True), _phase(rings, 0, reduce=False)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from sim.collectives import PIECES, NotApplicable, Phase, Place, Schedule, algorithms, backwards, lift, together
+from sim.collectives import PIECES, NotApplicable, Phase, Place, Schedule, algorithms, backwards, lift, together, turning
 from sim.collectives.hierarchical import levels
 from sim.collectives.tree import trees
 
@@ -80,6 +80,7 @@ def reduce(place: Place) -> Schedule:
 
 
 @algorithms("all_reduce/in_switch_tree")
+@turning
 def all_reduce_tree(place: Place) -> Schedule:
     """The switch of each node gives each member its share of the node's sum; trees add across nodes; the switches spread it."""
     name = "all_reduce/in_switch_tree"
@@ -88,6 +89,17 @@ def all_reduce_tree(place: Place) -> Schedule:
     nodes, each = grid.shape
     groups = np.concatenate([grid, np.array(place.switch)[grid[:, :1]] + place.size], axis=1)
     shares = np.broadcast_to(np.arange(2 * each).reshape(1, each, 2), (nodes, each, 2))  # a half for each of the two trees
-    up, down = (lift(Schedule(each, phases), groups, shares) for phases in (collect(each), spread(each)))
-    across = trees([[[member] for member in column] for column in grid.T.tolist()], place.size)
+    inside: list[tuple[Phase, ...]] = [collect(each), spread(each)]
+    if place.turned:
+        inside = [tuple(_of_first_member(phase, each) for phase in phases) for phases in inside]
+    up, down = (lift(Schedule(each, phases), groups, shares) for phases in inside)
+    across = trees([column[:, None] for column in (grid.T[:1] if place.turned else grid.T)], place.size)
     return Schedule(2 * each, (*up, *across, *down), PIECES)
+
+
+def _of_first_member(phase: Phase, switch: int) -> Phase:
+    """The transfer of a phase between member 0 and the switch."""
+    chunk = phase.chunk(0)[:1]
+    source, destination = phase.source[:1], phase.destination[:1]
+    assert {int(source[0]), int(destination[0])} == {0, switch}
+    return together(source, destination, chunk, phase.reduce)

@@ -7,26 +7,35 @@ about 2·S. As with rings there are as many pairs of trees as members in a node,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from sim.collectives import PIECES, Ids, Phase, Place, Schedule, algorithms, backwards, together
+from sim.collectives import PIECES, Ids, Phase, Place, Schedule, algorithms, backwards, together, turning
 
 
 @algorithms("all_reduce/tree")
+@turning
 def all_reduce(place: Place) -> Schedule:
     """Up the trees adding, and down again, in pieces that follow each other."""
-    nodes = place.per_node()
-    channels = min(len(node) for node in nodes) if len(nodes) > 1 and len({len(node) for node in nodes}) == 1 else 1
-    chains = [[node[channel:] + node[:channel] for node in nodes] for channel in range(channels)]
+    even = place.even()
+    if even is None:  # one pair of trees
+        nodes = place.per_node()
+        return Schedule(2, _up_and_down(np.stack([_uneven(nodes, tree, place.size) for tree in double_tree(len(nodes))])), PIECES)
+    channels = even.shape[1] if len(even) > 1 else 1
+    chains = [np.roll(even, -channel, axis=1) for channel in range(1 if place.turned else channels)]
     return Schedule(2 * channels, trees(chains, place.size), PIECES)
 
 
-def trees(channels: list[list[list[int]]], members: int) -> tuple[Phase, ...]:
-    """Adding up two trees per channel and going down again. A channel lists its nodes, a node the members of its chain.
+def trees(channels: Sequence[Ids], members: int) -> tuple[Phase, ...]:
+    """Adding up two trees per channel and going down again. A channel has the members of each node, in the order of its chain.
 
     Tree t of channel c moves chunk 2·c + t.
     """
-    parents = np.stack([_joined(nodes, tree, members) for nodes in channels for tree in double_tree(len(nodes))])
+    return _up_and_down(np.stack([_joined(nodes, tree, members) for nodes in channels for tree in double_tree(len(nodes))]))
+
+
+def _up_and_down(parents: Ids) -> tuple[Phase, ...]:
     depth = _depth(parents)
     levels = []
     for level in range(1, int(depth.max()) + 1):
@@ -53,8 +62,16 @@ def double_tree(n: int) -> tuple[Ids, Ids]:
     return first, second
 
 
-def _joined(nodes: list[list[int]], tree: Ids, members: int) -> Ids:
+def _joined(nodes: Ids, tree: Ids, members: int) -> Ids:
     """Parents of all members: the first of each node along `tree`, the others each after the one before."""
+    parents = np.full(members, -1)
+    parents[nodes[:, 1:]] = nodes[:, :-1]
+    parents[nodes[:, 0]] = np.where(tree >= 0, nodes[tree, 0], -1)
+    return parents
+
+
+def _uneven(nodes: list[list[int]], tree: Ids, members: int) -> Ids:
+    """The same of nodes with different numbers of members."""
     parents = np.full(members, -1)
     for number, node in enumerate(nodes):
         parents[node[1:]] = node[:-1]

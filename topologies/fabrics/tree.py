@@ -54,7 +54,7 @@ class FatTree(AggregatingFabric):
         leaves = -(-nodes // self.leaf_nodes) * rails
         pods = -(-nodes // self.pod_nodes) if self.pod_nodes else 1
         above = self.pod_nodes * used * node.nic / self.oversubscription
-        ranges = [self._tier("leaf", leaves, below / self.oversubscription, (self.leaf_nodes, 2 * rails))]
+        ranges = [self._tier("leaf", leaves, below / self.oversubscription, (self.leaf_nodes, 2 * rails), rails)]
         ranges += [self._tier("pod", pods, above / self.pod_oversubscription, (self.pod_nodes, 2))]
         return self._backbone(ranges, rails, 2 * leaves if leaves > 1 else 0, pods)
 
@@ -115,13 +115,13 @@ class FatTree(AggregatingFabric):
 
         return Backbone(tuple(links for links in ranges if links.count), routes)
 
-    def _tier(self, noun: str, switches: int, capacity: float, each: tuple[int, int]) -> LinkRange:
+    def _tier(self, noun: str, switches: int, capacity: float, each: tuple[int, int], rails: int = 1) -> LinkRange:
         """Up and down of every switch of a tier; a single switch is its own top and has none."""
 
         def name(link: int) -> str:
             return f"{noun} {link // 2} {'down' if link % 2 else 'up'}"
 
-        return LinkRange("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name, each)
+        return LinkRange("spine", 2 * switches if switches > 1 else 0, capacity, self.hop_latency, name, each, rails)
 
     def _tiers(self, noun: str, capacity: Values) -> Iterator[LinkRange]:
         """Up and down of switches of these rates; a single switch has none."""

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from topologies.board import KINDS, Link
 from topologies.fabric import End, Fabric, LinkRange, SwitchTree, pack
 from topologies.links.frames import Frames
+from topologies.links.rotation import Rotation, Turned, slots_turned
 from topologies.links.topology import Ids, Values
 from topologies.node import Node
 
@@ -52,7 +53,7 @@ class ClusterTopology:
         self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])
         self.generation = fabric.aggregation
         self._tree = fabric.switch_tree(node, nodes) if self.generation else None
-        self._each = [links.each for links in ranges]
+        self._each, self._parts = [links.each for links in ranges], [links.rails for links in ranges]
         tiers = fabric.periods
         self.period = None if tiers is None else node.gpus * lcm(*(below for below in tiers if below < nodes))
 
@@ -202,6 +203,23 @@ class ClusterTopology:
         """Links by frames of so many nodes, a multiple of the cluster's period."""
         shares = [nodes // below * links for below, links in self._each]
         return Frames([0, *self._starts.tolist()], [nodes * self._per_node, *shares])
+
+    @cached_property
+    def rotation(self) -> Rotation | None:
+        """The symmetry of GPUs in their nodes; None where their wiring has none, or links have no frames."""
+        gpus, rails = self.gpus_per_node, self._rail
+        if gpus < 2 or not self.has_frames or not (len(set(rails.tolist())) == 1 or (rails == np.arange(gpus)).all()):
+            return None
+        ends, inside = np.roll(np.arange(gpus), -1), self._inside
+        within = np.append(ends, gpus) if len(inside) > gpus else ends  # a switch stays where it is
+        tables = [(table, table[ends]) for table in (self._out, self._in, *(self._host or ()))]
+        slots = slots_turned(self._per_node, [*tables, (inside, inside[within][:, within])])
+        if slots is None or any(
+            (values[slots] != values[: len(slots)]).any() for values in (self._kind, self._capacity, self._latency)
+        ):
+            return None
+        ranges = zip(self._starts.tolist(), self._each, self._parts, strict=False)
+        return Rotation(gpus, slots, self.nodes, [Turned(start, each, parts) for start, (_, each), parts in ranges])
 
     def kind(self, link: Ids) -> Ids:
         """Index into `kinds` for each link id."""

@@ -8,6 +8,7 @@ patterns it has, and whose. Without copies the whole cluster is one frame.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from hashlib import blake2b
 from math import gcd
 from typing import NamedTuple
@@ -17,10 +18,11 @@ from numpy.typing import NDArray
 
 from sim.collectives import Ids
 from sim.pricing.transfers.path_latency import Floats
-from sim.pricing.transfers.translation import is_periodic
+from sim.pricing.transfers.translation import is_periodic, rotation_of
 from sim.pricing.transfers.wiring import Stretch
 from topologies.links.frames import Frames
 from topologies.links.impaired import varying
+from topologies.links.rotation import Rotation
 from topologies.links.topology import Topology
 
 _VARYING = np.uint64(0x9E3779B97F4A7C15)
@@ -52,8 +54,9 @@ class LinkClasses(NamedTuple):
 
 def link_classes(topology: Topology, laid: Sequence[Laid]) -> LinkClasses:
     """The links that `laid` cross; links of one class may be in one frame only, so that classes may be alike."""
+    laid, turned = _turned(topology, laid)
     frames, size = _frames(topology, laid)
-    patterns = _Patterns(topology, frames)
+    patterns = _Patterns(topology, frames, turned)
     has = [[(frame + shift // size, pattern) for frame, pattern in patterns.of(stretch)] for stretch, shift in laid]
     first, count, flows = patterns.classes()
     used = np.zeros((1 + max((frame for each in has for frame, _ in each), default=0), len(first)), dtype=bool)
@@ -75,6 +78,31 @@ def _crossing(has: list[tuple[int, int]], number: Ids, flows: Floats) -> Crossin
     return Crossing(at[order], carried[order])
 
 
+def _turned(topology: Topology, laid: Sequence[Laid]) -> tuple[Sequence[Laid], Rotation | None]:
+    """All stretches on links that stand for their orbits, and the rotation; where not all are the same turned, on all links."""
+    rotation = rotation_of(topology)
+    if rotation is None or not any(stretch.turned for stretch, _ in laid):
+        return laid, None
+    known: dict[int, Stretch] = {}
+    alike = all(stretch.turned or rotation.is_invariant(stretch.links, stretch.flows) for stretch, _ in laid)
+    for stretch, _ in laid:
+        if id(stretch) not in known:
+            known[id(stretch)] = _standing(rotation, stretch) if alike else _expanded(rotation, stretch)
+    return [Laid(known[id(stretch)], shift) for stretch, shift in laid], rotation if alike else None
+
+
+def _standing(rotation: Rotation, stretch: Stretch) -> Stretch:
+    stands = rotation.stands(stretch.links)
+    return replace(stretch, links=stretch.links[stands], flows=stretch.flows[stands])
+
+
+def _expanded(rotation: Rotation, stretch: Stretch) -> Stretch:
+    if not stretch.turned:
+        return stretch
+    links, flows = rotation.expanded(stretch.links, stretch.flows)
+    return replace(stretch, links=links, flows=flows, turned=False)
+
+
 def _frames(topology: Topology, laid: Sequence[Laid]) -> tuple[Frames, int]:
     """Frames as large as the shifts allow, and how many GPUs are in each."""
     size = gcd(*(shift for _, shift in laid))
@@ -86,8 +114,8 @@ def _frames(topology: Topology, laid: Sequence[Laid]) -> tuple[Frames, int]:
 class _Patterns:
     """What crosses the links of a frame: each pattern has places of links, and the flows on each."""
 
-    def __init__(self, topology: Topology, frames: Frames) -> None:
-        self.topology, self.frames = topology, frames
+    def __init__(self, topology: Topology, frames: Frames, turned: Rotation | None) -> None:
+        self.topology, self.frames, self.turned = topology, frames, turned
         self.places: list[Ids] = []
         self.flows: list[Floats] = []
         self._known: dict[bytes, int] = {}
@@ -137,10 +165,11 @@ class _Patterns:
             crossed[places] = True
         touched = np.flatnonzero(crossed)
         at = _positions(crossed, touched, self.places)
-        mark = fingerprints(
-            self.topology, self.frames.link(np.zeros_like(touched), touched), list(zip(at, self.flows, strict=True))
-        )
+        links = self.frames.link(np.zeros_like(touched), touched)
+        mark = fingerprints(self.topology, links, list(zip(at, self.flows, strict=True)))
         _, first, sort, count = np.unique(mark, return_index=True, return_inverse=True, return_counts=True)
+        if self.turned:
+            count = np.bincount(sort, self.turned.sizes(links)).astype(np.int64)
         flows = np.zeros((len(self.places), len(first)))
         for number, carried in enumerate(self.flows):
             flows[number, sort[at[number]][::-1]] = carried[::-1]  # of links that are merged, the first

@@ -28,17 +28,20 @@ def worst(hops: Floats) -> Floats:
     return np.asarray(hops[order.argmax(axis=0), np.arange(hops.shape[1])])
 
 
-def after(arrival: Floats, longest: Floats, phase: Phase, times: int, hops: Floats) -> tuple[Ids, Floats]:
+def after(
+    arrival: Floats, longest: Floats, phase: Phase, times: int, hops: Floats, ends: Ids | None = None
+) -> tuple[Ids, Floats]:
     """(members, longest paths to their data) that `times` rounds of `phase` change, whose transfers take `hops`.
 
-    longest: of all paths to data so far.
+    longest: of all paths to data so far; ends: the row of `arrival` of each end of a transfer, where it is not the end's number.
     """
     if times > 1:
         return np.arange(len(arrival)), np.tile(longest + _longest(hops, phase, times), (len(arrival), 1))
-    few = len(phase.destination) * 8 < len(arrival)
-    receivers = np.unique(phase.destination) if few else np.flatnonzero(np.bincount(phase.destination))
-    rows = np.concatenate([arrival[receivers], arrival[phase.source] + hops])
-    member = np.concatenate([receivers, phase.destination])
+    source, destination = (phase.source, phase.destination) if ends is None else (ends[phase.source], ends[phase.destination])
+    few = len(destination) * 8 < len(arrival)
+    receivers = np.unique(destination) if few else np.flatnonzero(np.bincount(destination))
+    rows = np.concatenate([arrival[receivers], arrival[source] + hops])
+    member = np.concatenate([receivers, destination])
     order = _order(rows, member)
     last = np.flatnonzero(np.diff(member[order], append=len(arrival)))
     return receivers, rows[order[last]]

@@ -18,7 +18,7 @@ from sim.collectives.cycles import MEMBERS
 from sim.grid import Grid
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.translation import copies, translated
-from sim.pricing.transfers.wiring import endpoints, rings, schedule
+from sim.pricing.transfers.wiring import endpoints, plan_of, rings
 from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.impaired import varying
 from topologies.links.topology import Topology, aggregation, is_unequal, node_kind
@@ -41,11 +41,13 @@ def placements(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[tuple[
     spread over nodes and wired to each other. `()` stands for all groups.
     """
     again = copies(topology, grid, traffic)
-    return _classes(np.tile(_placed_alike(topology, members(grid, again.first)), again.times))
+    return _classes(again.of_all(topology, _placed_alike(topology, members(grid, again.first))))
 
 
 def _placed_alike(topology: Topology, groups: Ids) -> Ids:
     """A number for each group."""
+    if len(groups) == 1:
+        return np.zeros(1, np.int64)
     where = _pattern(topology.node_of(groups))
     if (kind := node_kind(topology, groups)).any():
         where = np.concatenate([where, kind], axis=1)
@@ -62,7 +64,7 @@ def _placed_alike(topology: Topology, groups: Ids) -> Ids:
 
 
 def _classes(kind: Ids) -> tuple[tuple[int, ...], ...]:
-    return together(kind.tolist()) if kind.any() else ((),)
+    return together(kind.tolist()) if (kind != kind[:1]).any() else ((),)
 
 
 def _pattern(node: Ids) -> Ids:
@@ -90,18 +92,19 @@ def kinds(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, ...]:
     algorithm has one schedule.
     """
     again = copies(topology, grid, traffic)
-    groups = endpoints(topology, grid, again.first)
-    if len(groups) == 1:
+    if len(members(grid, again.first)) == 1:
         return ()
+    plan, _ = plan_of(topology, grid, traffic)
+    groups = endpoints(topology, grid, again.first, plan)
     sums, equal = np.zeros(len(groups), np.uint64), True
-    for number, phase in enumerate(schedule(topology, grid, traffic).phases):
+    for number, phase in enumerate(plan.phases):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
         rows = _marks(topology, routes).reshape(len(groups), -1)
         if not (rows == rows[0]).all():
             equal = False
             weights = np.random.default_rng(number).integers(1, 2**63, size=rows.shape[1], dtype=np.uint64)
             sums += (rows * weights).sum(axis=1)
-    return () if equal else tuple(numbered(sums[:, None]).tolist()) * again.times
+    return () if equal else tuple(again.of_all(topology, numbered(sums[:, None])).tolist())
 
 
 def _marks(topology: Topology, routes: Ids) -> NDArray[np.uint64]:

@@ -12,13 +12,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, together
+from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorithms, is_turning, together
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from sim.pricing.transfers.aggregation import above
 from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
 from sim.pricing.transfers.traffic import Traffic, first_members, members
-from sim.pricing.transfers.translation import copies, original
+from sim.pricing.transfers.translation import copies, is_turned, original, rotation_of
 from topologies.links.sums import summed
 from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
@@ -34,7 +34,7 @@ class Stretch:
     share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link (transfers that
     carry less count as a part of a flow); steps: by how much this stretch lengthens the longest path that data takes: for each
     kind of link, on how many hops it is the outermost (the profile prices its protocol); wire: seconds that links and switches
-    themselves add along that path.
+    themselves add along that path; turned: each link stands for its orbit (`topologies.links.rotation`), whose links are alike.
     """
 
     share: float
@@ -42,6 +42,7 @@ class Stretch:
     flows: Floats
     steps: Floats
     wire: float
+    turned: bool = False
 
 
 @lru_cache(maxsize=4096)
@@ -51,12 +52,12 @@ def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     return len(first), len(set(topology.node_of(first).tolist()))
 
 
-def endpoints(topology: Topology, grid: Grid, traffic: Traffic) -> Ids:
-    """The members of each group: its ranks and, when the algorithm needs them, the switches beside them.
+def endpoints(topology: Topology, grid: Grid, traffic: Traffic, plan: Schedule | None = None) -> Ids:
+    """The members of each group: its ranks and, when the algorithm needs them, the switches beside them. plan: its schedule.
 
     Shape (groups, n + switches); a switch's number is the topology's.
     """
-    groups, phases = members(grid, traffic), schedule(topology, grid, traffic).phases
+    groups, phases = members(grid, traffic), (plan or schedule(topology, grid, traffic)).phases
     last = max((int(max(phase.source.max(initial=0), phase.destination.max(initial=0))) for phase in phases), default=0)
     if traffic.algorithm.startswith("copy/"):
         return _ends_of_copies(topology, groups, *traffic.algorithm.split("/")[1:])
@@ -84,8 +85,17 @@ def schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     return _schedule(topology, grid, original(topology, grid, traffic)[0])
 
 
+def plan_of(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Schedule, bool]:
+    """The schedule, or where members of nodes may take each other's places its transfers of one turn (`Place.turned`); whether it
+    is these. Raises NotApplicable.
+    """
+    first = original(topology, grid, traffic)[0]
+    turned = "/" in traffic.algorithm and is_turning(traffic.algorithm) and is_turned(topology, grid, first)
+    return _schedule(topology, grid, first, turned), turned
+
+
 @lru_cache(maxsize=4096)
-def _schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
+def _schedule(topology: Topology, grid: Grid, traffic: Traffic, turned: bool = False) -> Schedule:
     if traffic.algorithm.startswith("copy/"):
         return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
     first = first_members(grid, traffic)
@@ -93,7 +103,8 @@ def _schedule(topology: Topology, grid: Grid, traffic: Traffic) -> Schedule:
     if is_multicast(topology) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
-    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, rings(topology, tuple(first.tolist())))
+    along = rings(topology, tuple(first.tolist())) if len(first) <= MEMBERS else ()
+    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, along, turned=turned)
     if aggregation(topology) is not None:
         place = _below_switches(place, topology, grid, traffic, first)
     return algorithms[traffic.algorithm](place)
@@ -135,7 +146,7 @@ def rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], .
 def applicable(topology: Topology, grid: Grid, traffic: Traffic) -> bool:
     """Whether the algorithm works for these members."""
     try:
-        schedule(topology, grid, traffic)
+        plan_of(topology, grid, traffic)
     except NotApplicable:
         return False
     return True
@@ -155,7 +166,9 @@ def sent(topology: Topology, grid: Grid, traffic: Traffic, at: tuple[tuple[str, 
     program take turns as the root.
     """
     first = first_members(grid, traffic)
-    shares = schedule(topology, grid, traffic).sent(len(first))
+    plan, turned = plan_of(topology, grid, traffic)
+    rotation = rotation_of(topology)
+    shares = plan.sent(len(first), rotation.turns if rotation and turned else 1)
     ours = grid.are_at(first, dict(at))
     if ours.all() and traffic.algorithm.partition("/")[0] not in ROOTED:
         return float(shares.max(initial=0.0))
@@ -168,17 +181,21 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
 
     The first piece of a pipeline goes through all phases one after the other; the others follow in its wake, all phases at once.
     """
-    plan, again = schedule(topology, grid, traffic), copies(topology, grid, traffic)
-    groups = endpoints(topology, grid, again.first)
+    (plan, turned), again = plan_of(topology, grid, traffic), copies(topology, grid, traffic)
+    groups, rotation = endpoints(topology, grid, again.first, plan), rotation_of(topology)
+    ends = _turned_ends(groups.shape[1], len(first_members(grid, traffic)), rotation.turns if rotation and turned else 1)
     result: list[Stretch] = []
     loads: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0))]
     arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
     longest, most = arrival[0].copy(), 0
     for phase, times in _merged(plan):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        links, load = again.load(topology, *_loads(routes, np.tile(phase.amounts, len(groups))))
+        links, load = _loads(routes, np.tile(phase.amounts, len(groups)))
+        if rotation and (turned or again.turned):
+            links, load = rotation.folded(links, load)
+        links, load = again.load(topology, links, load)
         hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
-        changed, rows = after(arrival, longest, phase, times, hops)
+        changed, rows = after(arrival, longest, phase, times, hops, ends)
         arrival[changed] = rows
         before, longest = longest, slowest(np.concatenate([longest[None], rows]))
         largest = int(phase.amounts.max(initial=0))
@@ -189,7 +206,16 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
         links, load = summed(*(np.concatenate(each) for each in zip(*loads, strict=True)))
         rest = (plan.pieces - 1) / plan.chunks / plan.pieces
         result.append(_stretch(links, load, most, rest, np.zeros_like(longest)))
+    if rotation and (turned or again.turned):
+        result = [replace(stretch, turned=True) for stretch in result]
     return tuple(result) if len(result) <= MANY else _alike(topology, result)
+
+
+def _turned_ends(ends: int, members: int, turns: int) -> Ids:
+    """A number for each endpoint of a group that members which take each other's places share; those of switches follow."""
+    number = np.arange(ends)
+    number[:members] //= turns
+    return number
 
 
 def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
@@ -208,6 +234,7 @@ def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
             alike[0].flows,
             np.sum([same.steps for same in alike], axis=0),
             sum(same.wire for same in alike),
+            alike[0].turned,
         )
         for alike in sorts.values()
     )

@@ -56,6 +56,7 @@ def traffics_of(draw: Random, grid: Grid) -> tuple[Traffic, ...]:
     """Collectives of each stage and of all, and sends from each stage to the next."""
     axes = [("tp",), ("dp",), ("tp", "dp")]
     chosen = [(draw.choice((*NAMES, *IN_SWITCH[:3])), draw.choice(axes)) for _ in range(3)]
+    chosen += [(draw.choice(("all_reduce/ring", "all_reduce/tree", "all_reduce/in_switch_tree")), ("tp", "dp"))]
     stages = grid.degree("pp")
     every = [Traffic(name, along, (("pp", stage),)) for stage in range(stages) for name, along in chosen]
     every += [Traffic("send/direct", (), (("pp", stage),), (("pp", stage + 1),)) for stage in range(stages - 1)]
@@ -86,13 +87,16 @@ def test_copies_are_laid_as_each_of_them_alone(seed: int, monkeypatch: pytest.Mo
 
 
 def test_what_is_laid_does_not_grow_with_stages_and_groups() -> None:
-    """16 stages of 8 leaves with 32 nodes of 8 GPUs: the first stage is laid for all, and the first leaf's pairs of its sends."""
+    """16 stages of 8 leaves with 32 nodes of 8 GPUs: the first stage is laid for all; of its
+    exchanges one rail, of its sends one rail of the first leaf's pairs."""
     topology, grid = load_cluster("dgx-h100", 16 * 256).topology(), Grid.of(tp=8, dp=256, pp=16)
     exchange = Traffic("all_reduce/ring", ("dp",), (("pp", 5),))
     assert original(topology, grid, exchange) == (exchange._replace(at=(("pp", 0),)), 5 * 256 * 8)
     send = Traffic("send/direct", (), (("pp", 5),), (("pp", 6),))
     first = copies(topology, grid, send)
-    assert (len(first.first.groups), first.times, first.shift) == (32 * 8, 8, 32 * 8)
+    assert (first.first.groups, first.times, first.shift, first.turned) == (tuple(range(0, 32 * 8, 8)), 8, 32 * 8, True)
+    across = copies(topology, grid, exchange)
+    assert (across.first.groups, across.times, across.turned) == ((0,), 1, True)
     inside = copies(topology, grid, Traffic("all_gather/ring", ("tp",), (("pp", 0),)))
     assert (inside.first.groups, inside.times, inside.shift) == ((0,), 256, 8)
     before = stretches.cache_info().misses
