@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 @click.option("--steps", type=int, default=100, show_default=True, help="Steps of every worker.")
 @click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
+@click.option("--embedding", multiple=True, metavar="ROWSxWIDTH:LOOKUPS", help="A table on the servers; may be repeated.")
+@click.option("--embedding-type", default="fp32", show_default=True, help="Of tables: fp32, bf16 or fp16.")
+@click.option("--embedding-optimizer", default="rowwise_adagrad", show_default=True, help="Or adagrad, sgd.")
 @figure_option("--plot", "Draw throughput and staleness, as PNG or SVG.")
 @click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON
@@ -37,12 +40,16 @@ def command(
     steps: int,
     jitter: float,
     seed: int,
+    embedding: tuple[str, ...],
+    embedding_type: str,
+    embedding_optimizer: str,
     plot: str | None,
     report: str | None,
     as_json: bool,
     **given: Any,
 ) -> None:
     """Train with parameter servers for many steps: throughput, staleness of gradients, what limits."""
+    from strategies.lowering.embeddings import Embeddings, tables_of
     from strategies.lowering.parameter_servers import parameter_servers
     from strategies.predict import prices_of
     from strategies.read_job import stated_job
@@ -51,7 +58,10 @@ def command(
     folder, asked = report_folder(report), stated_job(job, **given)
     if asked.auto and asked.auto.asked:
         raise UserError(f"{asked.where}: auto: parameter servers are a way to train by themselves: say the plan's fields")
-    answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed)
+    tables = Embeddings(tables_of(embedding), embedding_type, embedding_optimizer) if embedding else None
+    if tables is None and (embedding_type, embedding_optimizer) != (Embeddings.precision, Embeddings.optimizer):
+        raise UserError("--embedding-type and --embedding-optimizer describe tables: say which, as --embedding 100000000x128:20")
+    answer = parameter_servers(asked, prices_of(asked), servers, staleness, steps, jitter, seed, tables)
     reduced = _reduced(asked, answer) if folder or not as_json else None
     if as_json:
         echo(json.dumps(answer.to_dict(), indent=2))
@@ -87,7 +97,7 @@ def _report(
         return (
             answer
             if (servers, how) == (answer.servers, staleness)
-            else parameter_servers(job, prices, servers, how, steps, jitter, seed)
+            else parameter_servers(job, prices, servers, how, steps, jitter, seed, answer.embeddings)
         )
 
     prices, each = prices_of(job), job.cluster.node.gpus
@@ -106,13 +116,17 @@ def _nodes(job: Job, answer: Answer) -> int:
 
 
 def _reduced(job: Job, answer: Answer) -> Summary | None:
-    """All-reduce on the workers' GPUs; None where that is no job, as with a batch that they cannot share."""
+    """All-reduce on the workers' GPUs; None where that is no job, as with a batch that they cannot share, or with tables, which
+    GPUs do not hold.
+    """
     from dataclasses import replace
 
     from strategies.predict import predict
     from topologies.reading import UserError
 
     nodes = _nodes(job, answer)
+    if answer.embeddings is not None:
+        return None
     try:
         return predict(replace(job, cluster=job.cluster.model_copy(update={"nodes": job.cluster.nodes - nodes})))
     except UserError:

@@ -56,8 +56,19 @@ def labelled(answer: Answer) -> list[tuple[str, str]]:
         ("servers updating", f"{percent(played.updating)} of the time"),
         ("staleness of gradients", f"mean {digits(stale.mean)}, p50 {stale.p50:.0f}, p99 {stale.p99:.0f}, most {stale.largest}"),
         ("steps ahead of the slowest", f"at most {stale.ahead}"),
+        *_tables(answer),
         ("memory of a worker / server", f"{_memory(answer)}"),
     ]
+
+
+def _tables(answer: Answer) -> list[tuple[str, str]]:
+    """What of a worker's step is of embedding tables."""
+    if answer.embeddings is None or answer.sparse is None:
+        return []
+    rows, sparse = sum(table.rows for table in answer.embeddings.tables), answer.sparse
+    tables = f"{plural(len(answer.embeddings.tables), 'table')}, {count(rows)} rows, {digits(answer.embeddings.held / 1e9)} GB"
+    moved = f"{digits(sparse.pushed / 1e6)} MB pushed, {digits(sparse.pulled / 1e6)} MB pulled"
+    return [("embeddings on the servers", tables), ("of a worker's step", f"{count(sparse.rows)} rows: {moved}")]
 
 
 def _memory(answer: Answer) -> str:

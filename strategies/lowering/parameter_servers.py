@@ -5,6 +5,7 @@ updates it; workers are all GPUs of the other nodes. Gradients and parameters tr
 
 Links that all workers use are shared max-min fairly; of links that only some use (a NIC of several GPUs, a leaf's uplink) each
 worker has its share as if all were sending: exact for synchronous steps and wherever workers have a NIC each.
+Embedding tables beside the model are in `strategies.lowering.embeddings`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from sim.engine.parameter_servers import Played, Setting, play
 from sim.engine.player import run
 from sim.pricing.prices import Prices
 from strategies.job import Job
+from strategies.lowering.embeddings import Embeddings, Traffic, with_embeddings
 from strategies.lowering.lower import lower
 from strategies.plan.resolved import Resolved
 from topologies.links.topology import Ids, Topology
@@ -42,6 +44,8 @@ class Answer:
     worker_memory: float  # peak
     server_memory: float
     memory_capacity: float
+    embeddings: Embeddings | None = None  # tables on the servers
+    sparse: Traffic | None = None  # what of a worker's step is theirs
 
     @property
     def fits(self) -> bool:
@@ -50,19 +54,35 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
-        return asdict(self) | {"fits": self.fits}
+        tables = {} if self.embeddings else {"embeddings": None, "sparse": None}
+        sparse = {"sparse": self.sparse._asdict()} if self.sparse else {}
+        return {key: value for key, value in (asdict(self) | sparse).items() if key not in tables} | {"fits": self.fits}
 
 
 def parameter_servers(
-    job: Job, prices: Prices, servers: int, staleness: str = "sync", steps: int = 100, jitter: float = 0.0, seed: int = 0
+    job: Job,
+    prices: Prices,
+    servers: int,
+    staleness: str = "sync",
+    steps: int = 100,
+    jitter: float = 0.0,
+    seed: int = 0,
+    embeddings: Embeddings | None = None,
 ) -> Answer:
-    """Play `steps` steps of every worker. staleness: "sync", "async", or by how many steps workers may run ahead."""
+    """Play `steps` steps of every worker. staleness: "sync", "async", or by how many steps workers may run ahead. embeddings:
+    tables that servers hold beside the job's model.
+    """
     bound = bound_of(staleness)
     workers = _workers(job, servers, steps, jitter)
     if seed < 0:
         raise UserError(f"--seed {seed}: must be at least 0")
     topology = job.cluster.topology()
-    alone, tokens, memory = _alone(job, prices, workers)
+    alone, samples, tokens, memory = _alone(job, prices, workers)
+    sparse, tables = None, 0.0
+    if embeddings is not None:
+        alone = with_embeddings(replace(alone, workers=workers), embeddings, samples, prices, bound)
+        sparse, tables = embeddings.traffic(samples), embeddings.held
+        memory += embeddings.buffers(samples)
     places = np.arange(workers), job.cluster.gpus - servers + np.arange(servers)
     into, out = (_links(topology, prices, *places, back) for back in (False, True))
     setting = replace(
@@ -85,8 +105,10 @@ def parameter_servers(
         tokens * played.gradients_per_second,
         most(setting, bound),
         memory,
-        context + states / servers,
+        context + (states + tables) / servers,
         prices.gpu.memory,
+        embeddings,
+        sparse,
     )
 
 
@@ -127,8 +149,8 @@ def _workers(job: Job, servers: int, steps: int, jitter: float) -> int:
     return workers
 
 
-def _alone(job: Job, prices: Prices, workers: int) -> tuple[Setting, int, float]:
-    """What one worker does between pull and push, its tokens, and its peak memory: a step on one GPU less its update."""
+def _alone(job: Job, prices: Prices, workers: int) -> tuple[Setting, int, int, float]:
+    """What one worker does between pull and push, its samples and tokens, its peak memory: a step on one GPU less its update."""
     nodes = workers // job.cluster.node.gpus
     common = replace(job, cluster=job.cluster.model_copy(update={"nodes": nodes})).resolve()
     changes = {"dp": 1, "global_batch": None, "accumulation": common.microbatches}
@@ -138,7 +160,7 @@ def _alone(job: Job, prices: Prices, workers: int) -> tuple[Setting, int, float]
     memory = summarise(timeline).worst.peak - parameters * job.plan.bytes_per_optimizer_state
     gradient, weights = parameters * job.plan.bytes_per_gradient, parameters * job.plan.bytes_per_element
     setting = Setting(1, timeline.step - update, gradient, weights, 1.0, 1.0, 1.0, update=update)
-    return setting, plan.global_batch * plan.sequence, memory
+    return setting, plan.global_batch, plan.global_batch * plan.sequence, memory
 
 
 class _Links(NamedTuple):
