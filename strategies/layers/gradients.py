@@ -34,11 +34,11 @@ def completed(back: Sequence[Operator]) -> tuple[CompletedGradient, ...]:
     for operator, items in zip(back, passes, strict=True):
         left -= len(items)
         weights_left -= len(operator.weight_gradient)
-        shapes = operator.tied + operator.shapes
+        shapes, tied = operator.tied + operator.shapes, list(operator.tied)
         both = zip(_completed(shapes, items), _completed(shapes, operator.weight_gradient), strict=True)
-        for number, ((shape, after), (_, weights_after)) in enumerate(both):
-            tied = number < len(operator.tied)
-            result.append(CompletedGradient(shape, left + after, weights_left + weights_after, operator.experts > 0, tied))
+        for (shape, after), (_, weights_after) in both:
+            another = bool(_take(tied, shape, 1))
+            result.append(CompletedGradient(shape, left + after, weights_left + weights_after, operator.experts > 0, another))
     return tuple(result)
 
 
@@ -50,22 +50,31 @@ def before(gradients: Sequence[CompletedGradient], items: int, weights: int) -> 
 
 
 def _completed(shapes: Sequence[Shape], items: Sequence[Item]) -> list[tuple[Shape, int]]:
-    """Each shape with how many of `items` come after its gradient: after the product of that shape and what adds its result to
-    what there is, or after all.
+    """Each shape with how many of `items` come after its gradient: after the product of that shape, what adds its result to what
+    there is, and the sums of its bias, which is handed over first by the same function; or after all.
     """
     missing, pending, result, joined, label = list(shapes), list[Shape](), list[tuple[Shape, int]](), 0, ""
     for after, item in zip(range(len(items) - 1, -1, -1), items, strict=True):
         joined += isinstance(item, Start) - isinstance(item, Join)
         if isinstance(item, Kernel) and item.kind == "gemm" and item.label.endswith(" weight"):
-            label, batch = item.label, item.shape[0]
-            same = [shape for shape in missing if shape == item.shape[1:3]]
-            for shape in same if batch > 1 else same[:1]:
-                missing.remove(shape)
-                pending.append(shape)
+            label, batch = item.label.removesuffix(" weight"), item.shape[0]
+            pending += _take(missing, item.shape[1:3], batch)
+            rows = item.shape[1:2]
+        elif isinstance(item, Kernel) and label and item.label == f"{label} bias":
+            pending = _take(missing, rows, batch) + pending
         following = items[-after] if after else None
-        if isinstance(following, Kernel) and following.label.startswith(f"{label} "):
+        if isinstance(following, Kernel) and following.label.startswith((f"{label} weight ", f"{label} bias")):
             continue
         if not joined:
             result += [(shape, after) for shape in pending]
-            pending.clear()
+            pending = []
     return result + [(shape, 0) for shape in pending + missing]
+
+
+def _take(missing: list[Shape], shape: Shape, batch: int) -> list[Shape]:
+    """The first of the missing shapes that is this one, of a batch all; they are missing no longer."""
+    same = [each for each in missing if each == shape]
+    found = same if batch > 1 else same[:1]
+    for each in found:
+        missing.remove(each)
+    return found

@@ -117,13 +117,22 @@ def column_linear(
         result = rank.fills(label, "forward", rank.element * tokens * local)
         cast += rank.fills(f"{label} input gradient", "backward", gathered)
     products = tuple(rank.gemm(label, "forward", tokens, size, hidden, dtype=fp8.dtype) for size in sizes)
-    gradients = tuple(rank.gemm(label, "backward", tokens, hidden, size, dtype=fp8.dtype) for size in sizes)
-    summed = (*gradients, *_added(rank, label, gathered, len(sizes)))
+    gradients = tuple(rank.gemm(label, "backward", tokens, hidden, size, dtype=fp8.dtype) for size in reversed(sizes))
+    sums = _added(rank, label, gathered, len(sizes))
+    summed = (*gradients, *sums)
     back = rank.before_reduce(summed, reduce, inside) if rank.gathers_once else (*summed, *reduce)
-    weights = _weight_gradients(rank, label, sizes, hidden, bias, fp8.dtype)
+    each = [_weight_gradients(rank, label, size, hidden, bias, fp8.dtype) for size in reversed(sizes)]
+    weights: Items = tuple(chain.from_iterable(each))
     both: Items = ()
     if rank.overlap("weight_gradient") and not rank.gathers_once:
         both = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
+    elif len(sizes) > 1 and not reduce and not gather:  # autograd makes both gradients of a matrix, the last matrix first
+        both = (
+            *cast,
+            *recast,
+            *chain.from_iterable((product, *own) for product, own in zip(gradients, each, strict=True)),
+            *sums,
+        )
     apart = bias and label == "qkv" and rank.kernels.adds_qkv_bias
     added = (rank.memory(f"{label} bias", "forward", 2 * rank.element * tokens * local),) if apart else ()
     return Operator(
@@ -147,11 +156,10 @@ def _multiplied(
     return (*gather, *casts, *products) if fp8.late else (*casts, *rank.after_gather(gather, products, fused))
 
 
-def _weight_gradients(rank: RankShapes, label: str, sizes: tuple[int, ...], inputs: int, bias: bool, dtype: str) -> Items:
-    """Weight gradients of matrices `inputs` → each of `sizes`, then of their biases."""
-    matrices = (rank.weight_gemm(f"{label} weight", size, inputs, rank.tokens, dtype=dtype) for size in sizes)
-    biases = (_bias_gradient(rank, label, rank.tokens, size) for size in sizes if bias)
-    return tuple(chain.from_iterable(chain(matrices, biases)))
+def _weight_gradients(rank: RankShapes, label: str, size: int, inputs: int, bias: bool, dtype: str) -> Items:
+    """Gradients of a matrix `inputs` → `size` and of its bias."""
+    matrix = rank.weight_gemm(f"{label} weight", size, inputs, rank.tokens, dtype=dtype)
+    return matrix + _bias_gradient(rank, label, rank.tokens, size) if bias else matrix
 
 
 def _bias_gradient(rank: RankShapes, label: str, tokens: int, size: int) -> tuple[Kernel, ...]:

@@ -31,8 +31,22 @@ def left(*items: Item, shapes: tuple[Shape, ...]) -> list[tuple[Shape, int]]:
 
 
 def test_a_matrix_is_complete_after_its_product_and_what_no_product_makes_at_the_end() -> None:
-    items = (product("mlp weight", 6, 4), memory("mlp bias"), memory("mlp bias more"))
-    assert left(*items, shapes=((6, 4), (6,))) == [((6, 4), 2), ((6,), 0)]
+    items = (product("mlp weight", 6, 4), NORM, NORM)
+    assert left(*items, shapes=((6, 4), (7,))) == [((6, 4), 2), ((7,), 0)]
+
+
+def test_a_function_hands_over_the_gradients_of_a_bias_and_then_of_its_matrix() -> None:
+    """After the kernels of both, matrix by matrix; a bias of other rows is another one's."""
+    items = (product("mlp weight", 6, 4), memory("mlp weight sum"), memory("mlp bias"), memory("mlp bias sum"), NORM)
+    assert left(*items, shapes=((6, 4), (6,))) == [((6,), 1), ((6, 4), 1)]
+    again = (product("mlp weight", 5, 4), memory("mlp bias"))
+    both = left(*items, *again, shapes=((5, 4), (6, 4), (5,), (6,)))
+    assert both == [((6,), 3), ((6, 4), 3), ((5,), 0), ((5, 4), 0)]
+    assert left(*items, shapes=((6, 4), (7,))) == [((6, 4), 1), ((7,), 0)]
+    elsewhere = (product("mlp weight", 6, 4), memory("up bias"), NORM)
+    assert left(*elsewhere, shapes=((6, 4), (6,))) == [((6, 4), 2), ((6,), 0)]
+    experts = (product("experts weight", 6, 4, batch=2), memory("experts bias"), NORM)
+    assert left(*experts, shapes=((6, 4), (6, 4), (6,), (6,))) == [((6,), 1)] * 2 + [((6, 4), 1)] * 2
 
 
 def test_only_a_weight_s_product_completes_it() -> None:
@@ -71,7 +85,7 @@ def test_what_is_made_beside_a_collective_is_complete_when_that_has_been_joined(
 
 
 def test_items_of_later_operators_are_left_too() -> None:
-    """Backward: 2 + 2 items, then 1 + 1. The second halves alone: 2, then 1."""
+    """Backward: 2 + 2 items, then 1 + 1. The second halves alone: 2, then 1. A bias and its matrix are complete at once."""
     first = Operator(
         input_gradient=(NORM, product("up", 9, 4)),
         weight_gradient=(product("up weight", 6, 4), memory("up bias")),
@@ -79,8 +93,8 @@ def test_items_of_later_operators_are_left_too() -> None:
     )
     second = Operator(input_gradient=(NORM,), weight_gradient=(product("down weight", 4, 6),), shapes=((4, 6),))
     assert completed([first, second]) == (
-        CompletedGradient((6, 4), 3, 2, spread=False, tied=False),
         CompletedGradient((6,), 2, 1, spread=False, tied=False),
+        CompletedGradient((6, 4), 2, 1, spread=False, tied=False),
         CompletedGradient((4, 6), 0, 0, spread=False, tied=False),
     )
 

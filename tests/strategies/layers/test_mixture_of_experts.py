@@ -224,13 +224,18 @@ def test_copies_of_tokens_are_exchanged_four_times(play, ep) -> None:
 @pytest.mark.parametrize(("hook", "factor"), [("ddp", 2), ("zero1", 2), ("zero2", 2), ("zero3", 3)])
 @pytest.mark.parametrize("plan", [{}, {"cp": 2}, {"overlap": False}, {"bucket": "10 kB"}])
 def test_experts_are_reduced_over_the_ranks_that_have_them(play, ep, hook, factor, plan) -> None:
-    """Volumes of arXiv:1910.02054 section 7: over n = 8 ranks for what all hold, over n = 8 / ep for 1/ep of the experts."""
+    """Volumes of arXiv:1910.02054 section 7: over n = 8 ranks for what all hold, over n = 8 / ep for 1/ep of the experts.
+
+    All shapes are multiples of 64 elements, so that Megatron-LM fills up a bucket of its distributed optimizer by 64 or by none.
+    """
     if ep * plan.get("cp", 1) > 8:
         pytest.skip("more than 8 GPUs")
     timeline = play(ep=ep, data_parallel=hook, **plan)
     same = 8 // ep  # ranks with the same experts
     expected = factor * ((PSI - EXPERTS) * 7 / 8 + EXPERTS / ep * (same - 1) / same)
-    assert volumes(timeline)[0]["dp"][1] == pytest.approx(expected)
+    buckets = sum(isinstance(op.work, Collective) and op.work.label == "gradients" for op in timeline.program.cohorts[0].ops)
+    gaps = (volumes(timeline)[0]["dp"][1] - expected) / factor
+    assert -1e-6 <= gaps <= 64 * buckets * (hook == "zero1")
 
 
 @pytest.mark.parametrize("ep", [1, 2, 4, 8])
