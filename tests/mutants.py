@@ -3,11 +3,12 @@
 A mutant is one changed expression: + for −, < for ≤, a doubled constant, a condition that is never true. The kept answers (KEPT)
 run once, traced, which says which of them call a function. Each of a random sample of mutants meets, until a test fails or its
 CPU seconds are spent: the test file of its namesake, the quickest kept answers that call its function (SECONDS of them), the test
-files that import its module and those of its folder. A mutant that passes survives: a test is missing, or it means nothing.
-(Of what is cached in a process only the first test counts as one that calls it: the whole suite may kill a survivor.) Time is CPU
-time, so that a busy machine changes no judgement: a test that takes LOOPS seconds of it waits forever, which kills; what waits
-longer without computing is unclear and not counted. Works in copies of the checkout under out/mutants. Exit code 1 when less than
-90 % are killed. tests/data/equivalent_mutants.yaml lists mutants that change no answer, each with the reason: they are not drawn.
+files that import its module, those of its folder and those that name its function. A mutant that passes survives: a test is
+missing, or it means nothing. (Of what is cached in a process only the first test counts as one that calls it: the whole suite may
+kill a survivor.) Time is CPU time, so that a busy machine changes no judgement: a test that takes LOOPS seconds of it waits
+forever, which kills; what waits longer without computing is unclear and not counted. Works in copies of the checkout under
+out/mutants. Exit code 1 when less than 90 % are killed. tests/data/equivalent_mutants.yaml lists mutants that change no answer,
+each with the reason: they are not drawn.
 """
 
 from __future__ import annotations
@@ -251,9 +252,9 @@ class Reach:
 
 def near(mutant: Mutant) -> list[str]:
     """Test files: namesakes of the mutant's file, of its room first; those that import its module, those of its folder (or the
-    one around it), those that import from it, those of the same room that name it.
+    one around it), those that import from it, those of the same room that name it, and those of any room that name the function.
     """
-    path = Path(mutant.path)
+    path, function = Path(mutant.path), function_of(mutant)
     module, folder = ".".join(path.with_suffix("").parts).removesuffix(".__init__"), Path("tests", path).parent
     while not (ROOT / folder).is_dir():
         folder = folder.parent
@@ -265,9 +266,17 @@ def near(mutant: Mutant) -> list[str]:
         closeness = [namesake and name.parts[1] == path.parts[0], namesake]
         closeness += [re.search(named, text) is not None, name.parent == folder, re.search(beside, text) is not None]
         closeness.append(name.parts[1] == path.parts[0] and re.search(rf"\b{folder.name}\b", text) is not None)
+        closeness.append(bool(function) and re.search(rf"\b_*{function}\b", text) is not None)
         if any(closeness):
             ranks[name.as_posix()] = closeness.index(True)
     return sorted(ranks, key=lambda name: (ranks[name], name))
+
+
+def function_of(mutant: Mutant) -> str:
+    """Name of the innermost function around it, without underscores at its ends."""
+    functions = [node for node in ast.walk(ast.parse((ROOT / mutant.path).read_bytes())) if isinstance(node, ast.FunctionDef)]
+    around = [node for node in functions if node.lineno <= mutant.line <= (node.end_lineno or 0)]
+    return max(around, key=lambda node: node.lineno).name.strip("_") if around else ""
 
 
 def reach() -> Reach:

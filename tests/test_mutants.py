@@ -60,6 +60,15 @@ def test_a_mutant_meets_its_namesake_then_tests_that_import_it_then_those_of_its
     assert "tests/strategies/models/test_model.py" not in tests
 
 
+def test_a_mutant_meets_tests_elsewhere_that_name_its_function_last() -> None:
+    path = "strategies/read_job.py"
+    lines = (ROOT / path).read_text().splitlines()
+    line = next(number for number, text in enumerate(lines, 1) if text.startswith("def _variability("))
+    tests = near(Mutant(path, line + 1, 0, 1, "1", "(2)"))
+    assert "tests/sim/replay/test_waiting.py" in tests
+    assert tests.index("tests/sim/replay/test_waiting.py") > tests.index("tests/strategies/test_job.py")  # in its folder
+
+
 def test_mutants_that_are_said_to_change_nothing_are_there_and_have_a_reason() -> None:
     known = equivalent()
     lines = {path: (ROOT / path).read_text().splitlines() for path, *_ in known}

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from shardyard import read_job, simulate
 from sim.analysis.breakdown import PHASES, breakdowns
+from sim.engine.blocks.played import Passage, _stretched
 from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.program import Block, Cohort, Collective, Item, Join, Op, Ref, Run, Send, Start
@@ -155,3 +156,11 @@ def test_times_are_those_of_blocks_that_are_cut(number) -> None:
     assume(timeline.op_costs.lane is None and timeline.op_costs.touched())
     cut = run(expand(timeline.program, timeline.op_costs.touched()), job.cluster.topology(), prices_of(job))
     assert timeline.step == pytest.approx(cut.step, rel=2e-3)
+
+
+def test_pieces_are_drawn_out_to_what_effects_made_of_a_passage() -> None:
+    """From 1 s to 9 s in place of 5 s: twice as long, from the same beginning."""
+    alone = [(1.0, 2.0), (2.0, 4.0), (4.0, 5.0)]
+    assert _stretched(alone, Passage(0, 1, 1.0, 9.0), 5.0) == [(1.0, 3.0), (3.0, 7.0), (7.0, 9.0)]
+    assert _stretched(alone, Passage(0, 1, 1.0, 5.0), 5.0) == alone
+    assert _stretched([(1.0, 1.0)], Passage(0, 1, 1.0, 9.0), 1.0) == [(1.0, 1.0)]

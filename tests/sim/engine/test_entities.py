@@ -165,3 +165,19 @@ def test_the_example_with_two_devices() -> None:
         "send       7.0 to  11.0 ms",
         "backward  11.0 to  14.0 ms",
     ]
+
+
+def test_a_transfer_that_is_launched_in_time_needs_no_event_for_it() -> None:
+    """One that its host launches later has one event more."""
+
+    def events(launched: float) -> int:
+        env = Environment()
+        network = Network(env, [1.0])
+        transfer = Transfer(env, network, [FlowPart(2.0, ((0, 1.0),))])
+        transfer.launched = launched
+        transfer.begin()
+        env.run()
+        assert (transfer.start, transfer.end) == (launched, launched + 2.0)
+        return network.events
+
+    assert events(1.0) == events(0.0) + 1

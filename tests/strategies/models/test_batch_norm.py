@@ -88,6 +88,12 @@ def test_buffers_are_sent_as_ddp_sends_them(microbatches: int, monkeypatch: pyte
     assert {each.operation for each in simulated} == {"broadcast"}
 
 
+def test_more_buffers_than_go_together_are_sent_in_equal_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Means and variances of 8 + 16 channels are 192 bytes, two counters 16: of at most 100 bytes, 2 · 96 and 16."""
+    monkeypatch.setattr("strategies.data_parallel.ddp.BROADCAST", 100.0)
+    assert sorted((each.bytes, each.repeat) for each in sent(job(built()), "buffers")) == [(16.0, 1), (96.0, 2)]
+
+
 def test_who_sends_no_buffers() -> None:
     assert not sent(job(built(), broadcast_buffers=False), "buffers")
     assert not sent(job(built(), data_parallel="zero3"), "buffers")

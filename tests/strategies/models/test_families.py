@@ -177,6 +177,7 @@ def test_fewer_targets_make_a_decoder_shorter(tmp_path: Path) -> None:
     ("name", "changes", "message"),
     [
         ("t5-small", {"plan.pp": 2}, "the encoder and decoder of t5-small with pp=2, cp=1 are not simulated"),
+        ("t5-small", {"plan.cp": 2}, "the encoder and decoder of t5-small with pp=1, cp=2 are not simulated"),
         ("gemma-3-1b", {"plan.cp": 2}, "window=512 with cp=2: windows are simulated with cp_method=ulysses only"),
         ("olmo-2-7b", {"plan.tp": 2}, "tp=2 is not simulated for olmo-2-7b, which norms queries over all heads"),
         ("vit-base-patch16-224", {"plan.sequence": 100}, "sequence=100 contradicts the 197 tokens of an image"),

@@ -110,6 +110,8 @@ def test_parts_of_a_mixture_by_hand() -> None:
     assert model.layer_parameters(0) == attention + 3 * 48 * 80 + 2 * 48
     assert model.layer_parameters(1) == attention + 48 * 8 + (8 + 2) * 3 * 48 * 32 + 2 * 48
     assert model.parameters - model.active_parameters == 2 * (8 - 2) * 3 * 48 * 32
+    ahead = build(Model, LLAMA | {"experts": EXPERTS, "layers": 2, "mtp": 1}, "moe")  # predicted by a layer like the last
+    assert ahead.parameters - ahead.active_parameters == 2 * (8 - 2) * 3 * 48 * 32
     with pytest.raises(IndexError, match="layer 3 of a model with 3 layers"):
         model.is_mixture(3)
 

@@ -16,6 +16,8 @@ from sim.program import Kernel
 from strategies.layers.model_costs import parts
 from strategies.models.model import Model
 from strategies.models.tracing.inputs import parse_inputs
+from strategies.models.tracing.model import _name
+from strategies.models.tracing.records import Module
 from strategies.models.tracing.tracer import trace_of
 from tests.results.traced import MODULES
 from topologies.reading import UserError
@@ -434,3 +436,12 @@ def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> N
         path.write_text(f'{{"model_type": "{kind}", "architectures": ["{name}"]}}')
         with pytest.raises(UserError, match=f"model_type '{kind}': {why}"):
             job(str(path), "256:int64")
+
+
+def test_a_config_in_a_folder_has_the_folder_s_name(tmp_path: Path) -> None:
+    """Hugging Face keeps every model's sizes in a file `config.json`."""
+    (tmp_path / "tiny").mkdir()
+    paths = [tmp_path / "tiny" / "config.json", tmp_path / "small.json"]
+    names = [_name(Module(source=str(path), input=())) for path in paths]
+    assert names == ["tiny", "small"]
+    assert _name(Module(source="a.py:build", input=())) == "build"

@@ -34,6 +34,14 @@ def test_a_head_that_outweighs_all_layers_has_its_stage_for_itself() -> None:
     assert sorted(other.resolve().layers) == [0, 10, 11, 11]
 
 
+def test_a_stage_between_others_keeps_a_layer_however_slow_it_is() -> None:
+    """32 layers of 1 s, and 50 s of something else on the third of four stages."""
+    other = balanced(job(), [8.0, 8.0, 58.0, 8.0])
+    assert other is not None
+    assert sorted(other.resolve().layers) == [1, 10, 10, 11]
+    assert other.resolve().layers[2] == 1
+
+
 def test_stages_alike_but_for_their_layers_get_equal_layers() -> None:
     """A second for each of 10, 6, 8 and 8 layers: 8 seconds on each of four stages."""
     other = balanced(job(layers_per_stage=[10, 6, 8, 8]), [10.0, 6.0, 8.0, 8.0])

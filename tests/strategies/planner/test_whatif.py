@@ -16,7 +16,7 @@ from shardyard import read_job
 from strategies.planner.search.space import parse_axis
 from strategies.planner.search.workers.executors import Engine
 from strategies.planner.sensitivity import Play
-from strategies.planner.whatif import Case, ask, batched, combinations, crossovers, scaling, sizes
+from strategies.planner.whatif import Case, _batch, ask, batched, combinations, crossovers, scaling, sizes
 from topologies.reading import UserError
 
 MODEL = "gpt2-1.5b"
@@ -289,3 +289,19 @@ def test_jobs_are_compared_over_days() -> None:
     assert float(days[0][0]) < float(days[1][0])
     data = json.loads(CliRunner().invoke(shardyard.main, [*words, "--runs", "--json"]).output)
     assert data[1]["run"]["goodput"]["mean"] > data[0]["run"]["goodput"]["mean"]
+
+
+def test_a_batch_that_scales_is_a_multiple_of_what_replicas_take_at_once() -> None:
+    """64 sequences on 16 GPUs. On 24 GPUs 96; of 12 replicas of 2 GPUs with microbatches of 5 it is 2 · 60; never less than one
+    of each.
+    """
+
+    def scaled(how: str = "scale", **changes: Any) -> int:
+        return _batch(read, {name.replace("__", "."): value for name, value in changes.items()}, 64, 16, how)
+
+    assert scaled(nodes=3) == 96
+    assert scaled(nodes=3, plan__tp=2, plan__microbatch=5) == 120
+    assert scaled(nodes=3, plan__pp=4, plan__microbatch=5) == 90
+    assert scaled(nodes=1, plan__microbatch=16) == 128
+    assert scaled("keep", nodes=3) == 64
+    assert scaled(nodes=3, plan__microbatch=-1) == 64  # refused: its simulation says why

@@ -8,16 +8,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sim.analysis.summary import summarise
 from sim.grid import Grid
 from sim.program import CACHED, COMPUTE, Block, Cohort, Collective, Memory, Op, Program, Ref, Run
 from strategies.planner.bounds.critical_path import critical
+from strategies.planner.bounds.every_plan import SLACK
 from strategies.planner.bounds.exchange_bound import Exchange
 from strategies.planner.bounds.layer_cost_table import inside, priced_on, pricing_of
 from strategies.planner.bounds.layer_layout import Layout, layout_of
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.network_bound import Crossings, hosted_update
 from strategies.planner.bounds.symmetric_groups import alike
-from strategies.predict import prices_of
+from strategies.predict import prices_of, program_of, simulate
 from strategies.read_job import read_job
 from tests.sim.conftest import block
 from tests.strategies.planner.bounds.test_bounds import CPU
@@ -219,3 +221,25 @@ def test_groups_of_a_switch_are_alike_where_they_do_not_straddle_nodes(
     world = 12 if 3 in degrees.values() or 6 in degrees.values() else 8
     grid = Grid.of(**degrees | ({} if "dp" in degrees else {"dp": world // degrees["tp"]}))
     assert alike(toy_cluster(4, world // 4), grid) is expected
+
+
+def test_where_no_nic_is_between_nodes_nothing_is_bounded_by_nics() -> None:
+    """A torus of GPUs whose links go from node to node."""
+    job = read_job(
+        model="gpt2-1.5b", cluster="examples/clusters/tpu-v4.yaml", plan={"global_batch": 4096, "data_parallel": "zero1"}
+    )
+    assert job.cluster.fabric.direct
+    assert Crossings(job, prices_of(job).profile).of(job.resolve()) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_segments_that_grow_need_no_reserve() -> None:
+    """The bound of memory is of tensors alone, but for the context and communicators; otherwise a share of them more."""
+    asked = {grows: {"global_batch": 8, "expandable_segments": grows} for grows in (True, False)}
+    grown, lost = (read_job(model="gpt2-1.5b", cluster="dgx-h100", plan=plan) for plan in asked.values())
+    prices = prices_of(grown)
+    least, more = (least_memory(program_of(job.model, job.resolve()), prices) for job in (grown, lost))
+    overhead = prices.profile.overhead
+    fixed = (overhead.context + overhead.communicator) * (1 - SLACK)
+    assert overhead.reserve > 0
+    assert more - fixed == pytest.approx((least - fixed) * (1 + overhead.reserve), rel=1e-9)
+    assert 0.9 < least / summarise(simulate(grown)).worst.peak <= 1

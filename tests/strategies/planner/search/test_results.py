@@ -164,3 +164,10 @@ def test_a_table_of_the_largest_size_is_read_and_a_larger_one_is_not(tmp_path: P
     file.write_bytes(file.read_bytes() + b"\n")
     with pytest.raises(UserError, match=r"found\.csv: is not a table of results \(ValueError\)"):
         Results(str(file))
+
+
+def test_a_whole_line_that_is_no_row_is_a_mistake_and_a_cut_one_is_not(tmp_path: Path) -> None:
+    row = json.dumps({"hash": "1", "changes": {}, "error": "no"})
+    assert tables._cut_off(row[:9])
+    assert not tables._cut_off(row)
+    assert not tables._cut_off("another" + row[:9])
