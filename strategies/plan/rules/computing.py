@@ -82,13 +82,13 @@ def _updates(plan: Plan) -> Iterator[str]:
     kind, said = optimizer_called(plan.optimizer), f"optimizer={plan.optimizer}"
     if not kind.fused and plan.fused_optimizer and "fused_optimizer" in plan.model_fields_set:
         yield f"fused_optimizer=true contradicts {said}, which no framework has in one kernel"
-    if not (kind.whole_tensors or kind.iterations):
+    if not (kind.whole_tensors or kind.of_matrices):
         return
-    what = "orthogonalises whole matrices" if kind.iterations else "takes sums over whole tensors"
+    what = kind.of_matrices.does if kind.of_matrices else "takes sums over whole tensors"
     if plan.tp > 1:
         yield f"{said} with tp={plan.tp} is not simulated: it {what}, of which tp ranks have parts"
     if plan.shards_parameters or (kind.whole_tensors and "optimizer" in plan.hook.shards):
-        hooks_with = "ddp, zero1 and zero2 are" if kind.iterations else "hooks that do not shard states are"
+        hooks_with = "ddp, zero1 and zero2 are" if kind.of_matrices else "hooks that do not shard states are"
         yield f"{said} with data_parallel={plan.data_parallel} is not simulated: it {what}; {hooks_with}"
     if plan.offload is not None:
         yield f"{said} with offload is not simulated: it {what}"
