@@ -164,6 +164,14 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     if fp8.scaling == "nvfp4":
         stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]
         yield from (f"{name}=true contradicts fp8.scaling=nvfp4: it is of 8 bits" for name in stated)
+    low = fp8.layers_at_start_in_bf16, fp8.layers_at_end_in_bf16
+    if any(low) and plan.kernel_set.torchao:
+        yield f"fp8.layers_at_start_in_bf16={low[0]}, at_end={low[1]} contradict kernels={plan.kernels}: Megatron-LM has them"
+    if sum(low) >= model.layers:
+        said = f"fp8.layers_at_start_in_bf16={low[0]} and fp8.layers_at_end_in_bf16={low[1]}"
+        yield f"{said} leave none of {model.layers} layers in fp8: remove plan.fp8"
+    if any(low) and plan.lora is not None and plan.lora.weights == "fp8":
+        yield f"fp8.layers_at_start_in_bf16={low[0]}, at_end={low[1]} contradict lora.weights=fp8, which all layers have"
     if fp8.dispatch and model.experts is None:
         yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:
