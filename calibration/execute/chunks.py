@@ -14,7 +14,9 @@ from torch import Tensor
 
 from calibration.execute.initial import materialise
 from calibration.execute.limits import shares_embedding
-from calibration.execute.model import Transformer, tensor_parallel
+from calibration.execute.model import Transformer
+from calibration.execute.model.layer import Dropout
+from calibration.execute.model.tensor_parallel import tensor_parallel
 from calibration.execute.recomputation import Recomputation
 from calibration.execute.setup import Setup
 
@@ -31,6 +33,11 @@ class Chunk:
     net: Transformer
     cut: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> device mesh, placements
     held: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def trained(self) -> list[Tensor]:
+        """Parameters with gradients, in the order of the module."""
+        return [parameter for parameter in self.net.parameters() if parameter.requires_grad]
 
     def global_name(self, name: str) -> str:
         """The name that the whole model has for a parameter of this chunk."""
@@ -87,12 +94,12 @@ def share(setup: Setup, every: list[Chunk]) -> None:
     if shares_embedding(setup.job, setup.resolved) and first is not None and last is not None:
         assert first.embedding is not None
         assert last.head is not None
+        assert last.head.logits is not None
         last.head.logits.weight = first.embedding.tokens.weight
 
 
 def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool) -> Transformer:
     job, plan = setup.job, setup.plan
-    dropout = job.model.dropout if plan.dropout is None else plan.dropout
     with torch.device("meta"):
         return Transformer(
             job.model,
@@ -101,8 +108,9 @@ def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool
             embedding=embedding,
             head=head,
             attention=plan.attention,
-            dropout=dropout,
+            dropout=Dropout.of(job.model, plan),
             recompute=Recomputation.of(plan),
+            tuned=plan,
         )
 
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from calibration.execute.model import Attention, Transformer
-from calibration.execute.setup import SEED
+from calibration.execute.model import SEED, Transformer
+from calibration.execute.model.attention import Attention
 
 BLOCK = 2**20  # elements that are made at a time, about
 DEVIATION = 0.02  # of matrices, as in GPT-2, so that the loss starts near log(vocabulary)

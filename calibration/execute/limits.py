@@ -16,16 +16,13 @@ from strategies.schedules import actions, schedules
 from topologies.reading import Config, UserError
 
 PLAIN = {
-    "family": "decoder",
     "latent": None,
     "experts": None,
     "window": None,
     "mtp": 0,
     "state_space": None,
-    "token_types": 0,
     "chunk": None,
     "sinks": False,
-    "position_rows": None,
     "rotary_dim": None,
     "norms": 2,
     "norm_weights": True,
@@ -33,16 +30,10 @@ PLAIN = {
     "parallel": False,
     "embedding_scale": False,
     "logit_softcap": False,
-    "classes": 0,
     "patches": None,
     "pattern": (),
     "module": None,
     "qk_norm": False,
-    "embedding_norm": False,
-    "head_bias": False,
-    "head_transform": False,
-    "pooler": False,
-    "pooler_classes": 0,
 }
 
 EXECUTED = {  # fields of a plan that PyTorch carries out; others must have their defaults
@@ -73,6 +64,8 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "optimizer",
     "clip_gradients",
     "dropout",
+    "lora",
+    "freeze",
     "bucket",
     "overlap",
     "layers_per_stage",
@@ -83,12 +76,16 @@ EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framewor
 
 
 def check_model(model: Model) -> None:
-    """Raise UserError for a model that is not a plain decoder such as GPT-2 or Llama."""
+    """Raise UserError for a model that is not a plain decoder or encoder such as GPT-2, Llama or BERT."""
     for field, value in PLAIN.items():
         own = getattr(model, field)
         if own != value:
             said = field if isinstance(own, Config) else f"{field}={own}"
             raise UserError(f"model {model.name}: {said} is not executed: only {field}={value} is")
+    if not (model.head or model.classes or model.pooler_classes):
+        raise UserError(f"model {model.name}: head=False is not executed without classes: there is no loss to train with")
+    if model.pooler and not model.pooler_classes:
+        raise UserError(f"model {model.name}: pooler=True is not executed without pooler_classes: nothing would train it")
 
 
 def ready(job: Job, emulated: bool = False) -> Job:
@@ -120,6 +117,15 @@ def blocking(job: Job) -> bool:
     return job.plan.data_parallel == "zero3" and job.cluster.node.gpu.sms == 0
 
 
+def dropped(job: Job) -> bool:
+    """Whether activations are dropped at random: with numbers that follow from step, microbatch and layer, so that one process
+    drops the same.
+    """
+    asked, adapters = job.plan.dropout, job.plan.lora
+    of_model = (job.model.dropout or job.model.attention_dropout) if asked is None else asked
+    return of_model or (adapters is not None and adapters.dropout > 0)
+
+
 def splits(job: Job, resolved: Resolved) -> bool:
     """Whether the schedule makes weight gradients in passes of their own."""
     order = actions(job.plan.schedule, 0, job.plan.pp, resolved.microbatches, resolved.chunks)
@@ -136,19 +142,21 @@ def shares_embedding(job: Job, resolved: Resolved) -> bool:
 
 def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
-    if not plan.trains_all:
-        yield f"{'lora' if plan.lora is not None else 'freeze'}: adapters and frozen parts are simulated only"
+    if plan.lora is not None and plan.lora.weights != "same":
+        yield f"lora.weights={plan.lora.weights}: matrices are kept in the plan's precision"
     if plan.packing is not None:
         yield "packing: documents of unequal lengths are simulated only"
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
     yield from _of_effects(job)
-    if model.dropout if plan.dropout is None else plan.dropout:
-        yield "with dropout no two runs agree, and the result could not be compared with one process; set plan.dropout=false"
+    if dropped(job) and plan.tp > 1:
+        yield f"dropout with tp={plan.tp}: each rank drops probabilities of its own heads; set plan.dropout=false"
+    if dropped(job) and plan.data_parallel == "dataparallel":
+        yield "dropout with data_parallel=dataparallel: its threads draw in any order; set plan.dropout=false"
     if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
         yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
-    if model.positions == "alibi":
-        yield f"the ALiBi positions of {model.name} are not executed: only rotary and learned ones are"
+    if model.positions in ("alibi", "relative"):
+        yield f"the {model.positions} positions of {model.name} are not executed: only rotary and learned ones are"
     if plan.sequence_parallel and model.positions == "learned":
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
     if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel != "zero3":

@@ -22,10 +22,10 @@ from torch import Tensor, nn
 
 from calibration.execute.chunks import whole_model
 from calibration.execute.measured.counting import Counting
-from calibration.execute.model import loss
+from calibration.execute.model import SEED, loss
 from calibration.execute.optimizers import make_optimizer
 from calibration.execute.reference.compare import QUIET, TOLERANCE
-from calibration.execute.setup import SEED, Setup
+from calibration.execute.setup import Setup
 from calibration.launch.place import Place
 from strategies.job import Job
 

@@ -30,14 +30,29 @@ SINGLE = ("gpipe", "1f1b")
 Loss = Callable[[Any, Tensor], Tensor]
 
 
-def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int], loss: Loss) -> Any:
-    """A schedule of PyTorch over this rank's modules, whose virtual stages have these numbers."""
+class Stage(PipelineStage):
+    """Says which microbatch a forward pass is of."""
+
+    begin: Callable[[int], None]
+
+    def forward_one_chunk(self, fwd_chunk_id: int, *arguments: Any, **options: Any) -> Any:
+        """PyTorch's own."""
+        self.begin(fwd_chunk_id)
+        return super().forward_one_chunk(fwd_chunk_id, *arguments, **options)
+
+
+def pipeline(setup: Setup, modules: Sequence[nn.Module], numbers: Sequence[int], loss: Loss, begin: Callable[[int], None]) -> Any:
+    """A schedule of PyTorch over this rank's modules, whose virtual stages have these numbers. begin: called with the number of a
+    microbatch before each of its forward passes.
+    """
     name, count = setup.plan.schedule, len(setup.resolved.layers)
     group, microbatches = setup.group("pp"), setup.resolved.microbatches
     stages = [
-        PipelineStage(module, number, count, setup.device, group=group, get_mesh=lambda *_: setup.mesh["tp"])
+        Stage(module, number, count, setup.device, group=group, get_mesh=lambda *_: setup.mesh["tp"])
         for module, number in zip(modules, numbers, strict=True)
     ]
+    for stage in stages:
+        stage.begin = begin
     # the mean over microbatches is the loss's matter: scaling gradients would scale a matrix that two stages share twice
     options = {"loss_fn": lambda output, label: loss(output, label) / microbatches, "scale_grads": False}
     if name in SINGLE:

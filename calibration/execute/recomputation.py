@@ -11,10 +11,11 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from strategies.plan.plan import Plan
 
+Part = Callable[[Tensor], Tensor]
 KEPT = ("_scaled_dot_product", "reduce_scatter_tensor")  # in names of operators: what `operators` never computes again
 
 
@@ -42,7 +43,7 @@ class Recomputation:
             return [(layer + 1) % self.number == 0 for layer in range(count)]
         return [True] * count
 
-    def forward(self, x: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    def forward(self, x: Tensor, layers: Sequence[Part]) -> Tensor:
         """(batch, sequence, hidden) through all layers."""
         size = self.number if self.method == "uniform" else 1
         groups = [layers[first : first + size] for first in range(0, len(layers), size)]
@@ -50,7 +51,7 @@ class Recomputation:
             x = self._checkpointed(x, group) if again else _through(group, x)
         return x
 
-    def _checkpointed(self, x: Tensor, group: Sequence[nn.Module]) -> Tensor:
+    def _checkpointed(self, x: Tensor, group: Sequence[Part]) -> Tensor:
         from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
         options: dict[str, Any] = {"use_reentrant": False, "early_stop": self.early_stop}
@@ -60,7 +61,7 @@ class Recomputation:
         return result
 
 
-def _through(group: Sequence[nn.Module], x: Tensor) -> Tensor:
+def _through(group: Sequence[Part], x: Tensor) -> Tensor:
     for layer in group:
         x = layer(x)
     return x

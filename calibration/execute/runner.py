@@ -24,6 +24,7 @@ class Runner:
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.resolved = setup, setup.resolved
+        self.steps = 0  # that were begun, local ones too
         self.chunks = chunks(setup)
         self.hook = executed[setup.plan.data_parallel](setup, self.chunks)
         if self.hook.one_process:  # which has the data of all dp ranks: (microbatches, dp · microbatch, sequence)
@@ -39,7 +40,12 @@ class Runner:
         def scaled(output: Any, label: Tensor) -> Tensor:
             return loss(output, label) * self.hook.clipping.scale
 
-        return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], scaled)
+        return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], scaled, self._begin)
+
+    def _begin(self, microbatch: int) -> None:
+        """Tell the chunks which forward pass is the next."""
+        for chunk in self.chunks:
+            chunk.net.number = self.setup.number(self.steps - 1, self.setup.replica, microbatch)
 
     def _tied_group(self) -> Any:
         """The group of this rank in which two stages share an embedding. Every rank makes all such groups."""
@@ -59,6 +65,7 @@ class Runner:
     def step(self) -> list[Tensor]:
         """A step (or a round of local steps): the losses of the last one's microbatches, where this rank has them."""
         for _ in range(self.resolved.local_steps):
+            self.steps += 1
             self.hook.zero()
             with self._around():
                 losses = self._passes() if self.pipeline is None else self._pipelined()
@@ -80,6 +87,7 @@ class Runner:
     def _passes(self) -> list[Tensor]:
         count, losses = self.resolved.microbatches, []
         for number in range(count):
+            self._begin(number)
             with self.hook.accumulating(last=number == count - 1):
                 value = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
                 factor = self.hook.clipping.scale / count
@@ -104,6 +112,7 @@ class Runner:
             return
         for chunk in self.ends:
             net = chunk.net
-            owner = net.embedding.tokens if net.embedding is not None else net.head.logits  # type: ignore[union-attr]
+            owner: Any = net.embedding.tokens if net.embedding is not None else net.head.logits  # type: ignore[union-attr]
             gradient: Any = owner.weight.grad
-            dist.all_reduce(local(gradient), group=self.tied)
+            if owner.weight.requires_grad:
+                dist.all_reduce(local(gradient), group=self.tied)

@@ -15,7 +15,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
-from calibration.execute.limits import shares_embedding
+from calibration.execute.limits import dropped, shares_embedding
+from calibration.execute.model import SEED
 from calibration.launch.groups import new_group, patient
 from calibration.launch.place import Place
 from sim.grid import Grid
@@ -26,7 +27,6 @@ from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.schedules.order import Schedule
 
-SEED = 20  # of initial parameters and tokens
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -127,6 +127,16 @@ class Setup:
         shape = (resolved.dp, resolved.microbatches, self.plan.microbatch, resolved.sequence + 1)
         tokens = torch.randint(self.job.model.vocabulary, shape, generator=generator).to(self.device)
         return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+
+    @property
+    def dropout(self) -> bool:
+        """Whether the model drops anything."""
+        return dropped(self.job)
+
+    def number(self, step: int, replica: int, microbatch: int) -> int | None:
+        """Of a forward pass, in the order in which one process would have them; None where nothing is dropped."""
+        resolved = self.resolved
+        return (step * resolved.dp + replica) * resolved.microbatches + microbatch if self.dropout else None
 
     def barrier(self) -> None:
         """Wait for the device and for all ranks."""

@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from calibration.execute.model import Transformer, tensor_parallel
+from calibration.execute.model import Transformer
+from calibration.execute.model.tensor_parallel import tensor_parallel
 from calibration.launch.groups import new_group
 from calibration.measure.bench import Bench, Probe, Reading
 from calibration.measure.grid import Grid

@@ -62,8 +62,9 @@ class Hook:
         return make_optimizer(self.setup.plan, self.parameters())
 
     def parameters(self) -> list[Tensor]:
-        """Of all chunks, each once."""
-        return list(dict.fromkeys(parameter for chunk in self.chunks for parameter in chunk.held.values()))
+        """Of all chunks that are trained, each once."""
+        every = (parameter for chunk in self.chunks for parameter in chunk.held.values() if parameter.requires_grad)
+        return list(dict.fromkeys(every))
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """Around a microbatch's passes, when there is no pipeline."""

@@ -83,7 +83,7 @@ class DDP(Hook):
         self.by_hand = not reducer_works(setup.job)
         if setup.resolved.dp == 1 or self.by_hand:
             if setup.resolved.dp > 1:
-                parameters = [parameter for parameter in reversed(list(chunk.net.parameters())) if parameter not in self.filled]
+                parameters = [parameter for parameter in reversed(chunk.trained) if parameter not in self.filled]
                 for bucket in map(Bucket, in_buckets(parameters, setup.bucket)):
                     self.filled |= dict.fromkeys(bucket.parameters, bucket)
             return chunk.net

@@ -96,7 +96,7 @@ class Zero1(Hook):
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """Move parameters into buckets, in the order in which the backward pass makes gradients."""
-        setup, parameters = self.setup, list(chunk.net.parameters())[::-1]
+        setup, parameters = self.setup, chunk.trained[::-1]
         if setup.resolved.dp == 1:
             return chunk.net
         group = setup.group("dp")

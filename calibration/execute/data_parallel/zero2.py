@@ -72,7 +72,7 @@ class Zero2(Zero1):
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """Hear of every gradient."""
-        setup, parameters = self.setup, list(chunk.net.parameters())[::-1]
+        setup, parameters = self.setup, chunk.trained[::-1]
         if setup.resolved.dp == 1:
             return chunk.net
         rank = dist.get_rank(setup.group("dp"))

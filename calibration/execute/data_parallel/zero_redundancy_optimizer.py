@@ -40,7 +40,10 @@ class ZeroRedundancyOptimizer(DDP):
         if setup.resolved.dp == 1:
             return [make_optimizer(setup.plan, self.parameters())]
         kind, arguments = with_masters(setup.plan)
-        return [Stock(chunk.held.values(), kind, setup.group("dp"), True, **arguments) for chunk in self.chunks]
+        return [
+            Stock((held for held in chunk.held.values() if held.requires_grad), kind, setup.group("dp"), True, **arguments)
+            for chunk in self.chunks
+        ]
 
     def update(self) -> None:
         """Of what this rank owns, then of everything."""

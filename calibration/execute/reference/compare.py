@@ -52,16 +52,18 @@ def expected(setup: Setup, steps: int) -> Expected:
     local = hooks[setup.plan.data_parallel].local
     replicas = [start] if not local else [whole_model(setup) for _ in range(setup.resolved.dp)]
     replicas = [net.to(setup.device, setup.dtype) for net in replicas]
-    optimizers = [make_optimizer(setup.plan, net.parameters()) for net in replicas]
+    optimizers = [make_optimizer(setup.plan, filter(trained, net.parameters())) for net in replicas]
     modules = [executed[setup.plan.data_parallel].reference(setup, net) for net in replicas]
     clippings = [Clipping(setup.plan) for _ in replicas]
     momentum = [torch.zeros_like(value) for value in result.before.values()]
     every = list(range(setup.resolved.dp))
-    for _ in range(steps):
+    for round in range(steps):
         before = [value.detach().float().clone() for value in replicas[0].parameters()]
         shares = [[rank] for rank in every] if local else [every]
-        for _ in range(setup.resolved.local_steps):
-            losses = [_step(setup, *arguments) for arguments in zip(modules, optimizers, clippings, shares, strict=True)]
+        for local_step in range(setup.resolved.local_steps):
+            number = round * setup.resolved.local_steps + local_step
+            parts = zip(replicas, modules, optimizers, clippings, shares, strict=True)
+            losses = [_step(setup, number, *arguments) for arguments in parts]
         result.losses.append(sum(losses) / len(losses))
         if local and setup.resolved.dp > 1:
             _agree(replicas, before, momentum, setup.plan.data_parallel == "diloco")
@@ -74,21 +76,35 @@ def expected(setup: Setup, steps: int) -> Expected:
     return result
 
 
-def _step(setup: Setup, net: nn.Module, optimizer: torch.optim.Optimizer, clipping: Clipping, share: list[int]) -> float:
-    """One step on the data of these dp ranks; the loss."""
+def _step(
+    setup: Setup,
+    step: int,
+    net: Transformer,
+    module: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clipping: Clipping,
+    share: list[int],
+) -> float:
+    """One step on the data of these dp ranks; the loss. module: what is called in place of `net`."""
     tokens, labels = setup.data
     microbatches = [(rank, number) for rank in share for number in range(setup.resolved.microbatches)]
     total = 0.0
     optimizer.zero_grad(set_to_none=True)
     for place in microbatches:
         last = place == microbatches[-1]
-        with net.no_sync() if isinstance(net, DistributedDataParallel) and not last else nullcontext():
-            part = loss(net(tokens[place]), labels[place]) / len(microbatches)
+        net.number = setup.number(step, *place)
+        with module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext():
+            part = loss(module(tokens[place]), labels[place]) / len(microbatches)
             (part * clipping.scale).backward()  # type: ignore[no-untyped-call]
         total += part.item()
     if clipping(map(Held, read_by(optimizer, net.parameters()))):
         optimizer.step()
     return total
+
+
+def trained(parameter: Tensor) -> bool:
+    """Whether it has a gradient."""
+    return parameter.requires_grad
 
 
 def read_by(optimizer: torch.optim.Optimizer, parameters: Iterable[Tensor]) -> list[Tensor]:
@@ -163,7 +179,7 @@ class Comparison:
                 far = apart / max(float(right.abs().max()), QUIET * scale)
                 where = original(self.setup.job.model.tied, chunk.global_name(name))
                 self.farthest, self.worst = max((self.farthest, self.worst), (far, where))
-        self.known &= right is not None and gradient is not None
+        self.known &= (right is not None and gradient is not None) or not parameter.requires_grad
         self.off += float(((value - after) * steady).square().sum())
         self.moved += float(((after - before.to(value)) * steady).square().sum())
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +20,16 @@ from torch import Tensor, nn
 from calibration.execute.chunks import Chunk, original
 from calibration.execute.clipping import Clipping, Held
 from calibration.execute.initial import materialise
-from calibration.execute.model import Embedding, Head, Layer, loss
+from calibration.execute.model import drawing
+from calibration.execute.model.ends import Embedding, Head, loss
+from calibration.execute.model.fine_tuning import tune
+from calibration.execute.model.layer import Dropout, Layer
 from calibration.execute.optimizers import make_optimizer
 from calibration.execute.reference.compare import Comparison, Distance, read_by
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from strategies.job import Job
+from strategies.plan.fine_tuning import trained_parts
 from topologies.reading import UserError
 
 EMBEDDING = "embedding.tokens.weight"
@@ -51,7 +56,7 @@ class Streamed:
         for number in range(self.model.layers + 1):
             part = self._part(number)
             with torch.no_grad():
-                self.inputs.append([part(x) for x in self.inputs[-1]])
+                self.inputs.append([self._call(part, number, index, x) for index, x in enumerate(self.inputs[-1])])
         self.loss = 0.0
 
     @property
@@ -61,16 +66,23 @@ class Streamed:
 
     def _part(self, number: int) -> nn.Module:
         """Part 0 is the embedding, the last one the head."""
-        setup, model, last = self.setup, self.model, self.model.layers + 1
+        setup, model, plan, last = self.setup, self.model, self.setup.plan, self.model.layers + 1
+        dropped = Dropout.of(model, plan)
         with torch.device("meta"):
             if number in (0, last):
-                part: nn.Module = Head(model) if number else Embedding(model)
+                part: nn.Module = Head(model) if number else Embedding(model, dropped.stream)
             else:
-                part = Layer(model, setup.resolved.sequence, setup.plan.attention, dropout=False)
+                part = Layer(model, setup.resolved.sequence, plan.attention, dropped)
+        if not plan.trains_all:
+            tune(part, plan, model, number - 1)
         prefix = "embedding" if not number else "head" if number == last else f"layers.{number - 1}"
         materialise(part.to(setup.dtype), setup.device, lambda name: original(model.tied, f"{prefix}.{name}"))
         self.prefix = prefix
         return part
+
+    def _call(self, part: nn.Module, number: int, index: int, x: Tensor) -> Any:
+        """A part of the model on microbatch `index`, which drops what the run dropped."""
+        return drawing(part, index if self.setup.dropout else None, number - 1)(x)
 
     def parts(self) -> Iterator[Part]:
         """From the head to the embedding."""
@@ -79,8 +91,9 @@ class Streamed:
         clipping = Clipping(self.setup.plan)
         for number in reversed(range(self.model.layers + 2)):
             part, upstream = self._backward(number, upstream, clipping.scale)
-            named: dict[str, Tensor] = {f"{self.prefix}.{name}": value for name, value in part.named_parameters()}
-            tied = self.model.tied and self.model.head
+            every = ((f"{self.prefix}.{name}", value) for name, value in part.named_parameters())
+            named: dict[str, Tensor] = {name: value for name, value in every if value.requires_grad}
+            tied = self.model.tied and self.model.head and trained_parts(self.setup.plan, self.model.layers).embedding.weights
             if tied and number == self.model.layers + 1:
                 shared = named.pop("head.logits.weight").grad
             elif tied and not number:
@@ -95,12 +108,12 @@ class Streamed:
         part, inputs, result = self._part(number), self.inputs.pop() if number else self.inputs[0], []
         for index, x in enumerate(inputs):
             x = x.detach().requires_grad_(bool(number))
-            y = part(x)
+            y = self._call(part, number, index, x)
             if number == self.model.layers + 1:
                 value = loss(y, self.labels[index]) / self.count
                 self.loss += value.item()
                 (value * scale).backward()  # type: ignore[no-untyped-call]
-            else:
+            elif y.requires_grad:  # not of an embedding that is frozen
                 y.backward(upstream[index])
             if x.grad is not None:
                 result.append(x.grad)

@@ -8,6 +8,8 @@ What torch 2.13 runs and keeps for backward on a CPU (tests/calibration/execute 
 * the loss is log-softmax and a choice, of which the first is kept in fp32; forward there are logits besides (and in 16 bits their
   copy in fp32), backward both make a gradient of all logits, for which the block of 16-bit logits is too small. Cut over the
   vocabulary (loss_parallel) it is written out, and three tensors of all logits exist at once besides what is kept;
+* dropout keeps a mask of a byte per element (native_dropout on GPUs; on a CPU the mask has the input's type, and attention that
+  drops probabilities is written out);
 * a matrix keeps its whole input, also what sequence parallelism gathered: nothing is gathered twice.
 """
 

@@ -62,12 +62,15 @@ class FSDP(ShardedParameters):
         tied = gather.gather(0, first, backward) if backward and _tied(stage) else None
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
         gathered = [gather.gather(order[0], first, backward)]
+        following = [*order[1:], *self._in_vain(stage, backward)]
         for position, part in enumerate(order):
             held_up = () if overlap else tuple(stage.reduced[-1:])
-            if ahead and position + 1 < len(order):  # launched before the compute that it hides behind
+            if ahead and position < len(following):  # launched before the compute that it hides behind
                 start = (*computed[-1:], *held_up)
                 is_there = tied is not None and position + 2 == len(order)
-                gathered.append(tied if tied and is_there else gather.gather(order[position + 1], start, backward))
+                gathered.append(tied if tied and is_there else gather.gather(following[position], start, backward))
+            if position + 1 == len(order) <= len(following):
+                self._lingering += gather.gathered_parameters(following[position])
             if not overlap:
                 held_up += tuple(gathered[position + 1 :])
             waits = (gather.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
@@ -78,6 +81,14 @@ class FSDP(ShardedParameters):
                 start = (computed[-1], *stage.reduced[-1:])
                 gathered.append(gather.gather(order[position + 1], start, backward))
         return computed[-1]
+
+    def _in_vain(self, stage: Stage, backward: bool) -> list[int]:
+        """The part below the lowest that is trained: FSDP2 gathers it ahead like any other, its backward pass never comes, and it
+        is released at the end (torch 2.13, `FSDPParamGroup.finalize_backward`: "a mistargeted unshard"). FSDP1 was not looked at.
+        """
+        fsdp2 = stage.plan.pytorch_fsdp and not stage.plan.kernel_set.flat_parameters
+        below = stage.lowest - 1
+        return [below] if backward and fsdp2 and below >= 0 and self.gather_of(stage).moving(below) else []
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""

@@ -107,7 +107,8 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
     from torch.distributed.tensor import DTensor, Replicate
     from torch.distributed.tensor.parallel import loss_parallel
 
-    from calibration.execute.model import Transformer, loss, tensor_parallel
+    from calibration.execute.model import Transformer, loss
+    from calibration.execute.model.tensor_parallel import tensor_parallel
     from calibration.execute.recomputation import Recomputation
 
     fields, (_, mesh) = plan, meshes

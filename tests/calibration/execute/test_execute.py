@@ -26,6 +26,19 @@ LLAMA = GPT | {
     "ffn": 48,
     **LLAMA_LAYER,
 }
+BERT = GPT | {
+    "name": "bert",
+    "layers": 2,
+    "family": "encoder",
+    "token_types": 2,
+    "embedding_norm": True,
+    "final_norm": False,
+    "head_bias": True,
+    "head_transform": True,
+    "pooler": True,
+    "pooler_classes": 2,
+}
+LORA = {"rank": 4, "targets": ["q_proj", "v_proj", "mlp"]}
 FLAT, SHORT = GPT | {"layers": 2}, LLAMA | {"layers": 2}  # PyTorch takes long for every operator
 MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[2] / "data"
@@ -65,6 +78,14 @@ TWO = {
     "zb-h1": job("zb-h1", 2, GPT, schedule="zb-h1", optimizer="momentum", **MIDDLE),  # PyTorch has no class of it
     "own schedule": job("own schedule", 2, GPT, pp=2, schedule=str(DATA / "own_schedule.csv")),
     "naive": job("naive", 2, LLAMA, schedule="naive", recompute="full", recompute_method="every", recompute_layers=2, **MIDDLE),
+    "bert, tp": job("bert, tp", 2, BERT, tp=2),
+    "bert, pp": job("bert, pp", 2, BERT, pp=2, accumulation=2),
+    "lora": job("lora", 2, SHORT, lora=LORA | {"dropout": 0.1}, accumulation=2),
+    "lora, zero3": job("lora, zero3", 2, SHORT, lora=LORA, data_parallel="zero3"),
+    "frozen layers, zero1": job("frozen layers, zero1", 2, FLAT, freeze={"layers": 1}, data_parallel="zero1"),
+    "frozen head, pp": job("frozen head, pp", 2, SHORT, freeze={"head": True}, pp=2, accumulation=2),
+    "dropout, pp": job("dropout, pp", 2, LLAMA, dropout=True, schedule="interleaved", chunks=2, recompute="full", **MIDDLE),
+    "dropout, diloco": job("dropout, diloco", 2, FLAT, dropout=True, data_parallel="diloco", local_steps=2),
 }
 # parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs
 HELD = {"ddp, small buckets": 20, "ddp, gradients that stay": 20, "ddp, views of buckets": 16}
@@ -114,13 +135,13 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
 
 def test_a_model_that_one_process_cannot_hold_is_compared_layer_by_layer(monkeypatch):
     """The same steps are compared with both, in one start of processes; what is not held whole has the first step only."""
-    names = ["16-bit gradients", "zero3", "tp", "zb-v"]
+    names = ["16-bit gradients", "zero3", "tp", "zb-v", "bert, pp", "lora", "frozen layers, zero1"]
     told = []
     launch(worker.work, 2, [ready(TWO[name]) for name in names], 0.0, [True] * len(names), hear=told.append)
     for message in told:
         compared = message["ranks"][0]["compared"]
         assert (compared["streamed"], len(compared["expected_losses"])) == (True, 1)
-        distances = compared["loss"], compared["gradient"], compared["norm"], compared["update"]
+        distances = compared["loss"], compared["gradient"] or 0.0, compared["norm"], compared["update"]
         assert 0 < max(distances) <= compared["tolerance"], message["job"]
     assert len(told) == len(names)
 
@@ -192,7 +213,7 @@ def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
         ({"cp": 2}, "cp=2: PyTorch's context parallelism"),
         ({"recompute": "selective"}, "recompute=selective"),
         ({"algorithm": "tree"}, "algorithm=tree: gloo has one"),
-        ({"dropout": True}, "plan.dropout=false"),
+        ({"dropout": True, "tp": 2}, "plan.dropout=false"),
         ({"kernels": "megatron"}, "kernels=megatron is simulated only"),
         ({"pp": 2, "accumulation": 2, "schedule": "pipedream"}, "schedule=pipedream: PyTorch has no asynchronous pipeline"),
         ({"pp": 2, "accumulation": 2, "schedule": "chimera"}, "a stage of PyTorch's pipelines is on one rank"),

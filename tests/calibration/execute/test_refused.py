@@ -27,6 +27,8 @@ SOURCES = [ROOT / "calibration/execute/limits.py", *sorted((ROOT / "calibration/
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
 LLAMA = GPT | {"name": "llama", "kv_heads": 2, "ffn": 48, **LLAMA_LAYER}
 SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
+KINDS = [{"name": "encoder", "family": "encoder"}, {"name": "decoder", "family": "decoder", "cross": True}]
+NF4 = {"rank": 4, "targets": ["q_proj"], "weights": "nf4"}
 PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
 ZRO = "zero_redundancy_optimizer"
 Case = tuple[str, dict[str, Any]]  # what is said of it; model, cluster, node, plan, job where they are not the usual ones
@@ -34,11 +36,15 @@ CASES: list[Case] = [
     ("kernels of other frameworks", {"plan": {"kernels": "megatron"}}),
     ("context parallelism", {"plan": {"cp": 2}}),
     ("expert parallelism", {"model": {"experts": {"experts": 4, "chosen": 2, "ffn": 48}}, "plan": {"ep": 2}}),
-    ("other models than plain decoders", {"model": {"window": 8}}),
-    ("ALiBi", {"model": {"positions": "alibi"}}),
-    ("dropout", {"plan": {"dropout": True}}),
+    ("other models than plain decoders and encoders", {"model": {"window": 8}}),
+    ("encoders with decoders", {"model": {"family": "encoder_decoder", "kinds": KINDS, "pattern": ["encoder", "decoder"]}}),
+    ("models without a loss", {"model": {"head": False}}),
+    ("a pooler alone", {"model": {"pooler": True}}),
+    ("ALiBi, relative positions", {"model": {"positions": "alibi"}}),
+    ("dropout by tp ranks", {"plan": {"dropout": True, "tp": 2}}),
+    ("dropout by threads", {"cluster": {"based_on": "dgx-h100"}, "plan": {"dropout": True, "data_parallel": "dataparallel"}}),
     ("selective recomputation of Megatron-LM", {"plan": {"recompute": "selective"}}),
-    ("LoRA, frozen parts", {"plan": {"freeze": {"layers": 2}}}),
+    ("LoRA beside narrow matrices", {"node": SIXTEEN, "plan": {"precision": "fp16", "lora": NF4}}),
     ("packing", {"plan": {"packing": {"lengths": [7, 9]}}}),
     ("effects other than a speed", {"job": {"effects": ["gpu 0: speed 0.5 from 1 s"]}}),
     ("GPUs at another speed", {"cluster": {"based_on": "dgx-h100"}, "job": {"effects": ["gpu 0: speed 0.5"]}}),
