@@ -11,7 +11,7 @@ from sim.analysis.summary import Summary
 from strategies.job import Job
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts, saved_tensors
-from strategies.lowering.optimizer_step import left_to_adam
+from strategies.lowering.optimizer_step import states_beside
 from strategies.models.counting_rules import activations_by_megatron, activations_by_zero
 from strategies.models.model import Model
 from strategies.optimizers import FLOAT
@@ -146,7 +146,7 @@ def _held(name: str, part: LayerCost, count: int, plan: Resolved, tensors: dict[
         elements += experts / (max(1, plan.shards // plan.ep_of_dp) if sharded else 1)
         states[kind] = 0.0 if offloaded.get(kind) else width * elements
     if "optimizer" in states:
-        states["optimizer"] += FLOAT * left_to_adam(plan, [part]) / (plan.shards if "optimizer" in plan.hook.shards else 1)
+        states["optimizer"] += states_beside(plan, [part]) / (plan.shards if "optimizer" in plan.hook.shards else 1)
     states["parameter"] += part.frozen_bytes / (plan.shards if "parameter" in plan.hook.shards else 1)
     return PartMemory(name, count, part.parameters + part.frozen, part.parameters, states, part.saved, part.restored, tensors)
 

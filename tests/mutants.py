@@ -252,7 +252,8 @@ class Reach:
 
 def near(mutant: Mutant) -> list[str]:
     """Test files: namesakes of the mutant's file, of its room first; those that import its module, those of its folder (or the
-    one around it), those that import from it, those of the same room that name it, and those of any room that name the function.
+    one around it), first where they name the function, those that import from it, those of the same room that name it, and those
+    of any room that name the function.
     """
     path, function = Path(mutant.path), function_of(mutant)
     module, folder = ".".join(path.with_suffix("").parts).removesuffix(".__init__"), Path("tests", path).parent
@@ -264,9 +265,10 @@ def near(mutant: Mutant) -> list[str]:
         name, text = file.relative_to(ROOT), file.read_text()
         namesake = name.stem == f"test_{path.stem}"
         closeness = [namesake and name.parts[1] == path.parts[0], namesake]
-        closeness += [re.search(named, text) is not None, name.parent == folder, re.search(beside, text) is not None]
-        closeness.append(name.parts[1] == path.parts[0] and re.search(rf"\b{folder.name}\b", text) is not None)
-        closeness.append(bool(function) and re.search(rf"\b_*{function}\b", text) is not None)
+        calls = bool(function) and re.search(rf"\b_*{function}\b", text) is not None
+        closeness += [re.search(named, text) is not None, calls and name.parent == folder, name.parent == folder]
+        closeness.append(re.search(beside, text) is not None)
+        closeness += [name.parts[1] == path.parts[0] and re.search(rf"\b{folder.name}\b", text) is not None, calls]
         if any(closeness):
             ranks[name.as_posix()] = closeness.index(True)
     return sorted(ranks, key=lambda name: (ranks[name], name))

@@ -5,6 +5,7 @@ Nothing here chooses anything: the job is what the source says, the prices are t
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,7 +16,7 @@ from calibration.published import Row
 from sim.analysis.summary import Summary, summarise
 from strategies.job import Job
 from strategies.planner.search.workers.executors import engine
-from strategies.planner.uncertainty import interval_of
+from strategies.planner.uncertainty import LAUNCH, interval_of
 from strategies.predict import played, uncollected
 from topologies.reading import UserError
 
@@ -43,6 +44,8 @@ class Compared:
     predicted_alike: float | None = None  # if all GPUs of one kind were alike
     low: float | None = None
     high: float | None = None
+    spread: float | None = None  # σ of the step's logarithm by its prices' own spreads, without launches
+    launch: float | None = None  # elasticity of the step to the price of launches
     flops: float | None = None
     predicted_flops: float | None = None
     mfu: float | None = None
@@ -155,6 +158,8 @@ def _predicted(row: Row, job: Job) -> dict[str, Any]:
         "predicted_alike": summary.ideal_seconds,
         "low": bar.low,
         "high": bar.high,
+        "spread": math.hypot(*(sigma for name, sigma in bar.parts.items() if name not in ("launch", "composition"))),
+        "launch": bar.parts.get("launch", 0.0) / LAUNCH,
         "fits": summary.fits,
         "memory_is": row.source.memory,
     }

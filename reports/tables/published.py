@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from calibration.published.comparison import Compared, Errors, grouped
+from calibration.published.reliability import left_out, widths
 from reports.formatting import digits, gigabytes, percent, seconds, signed
 from topologies.reading import UserError, load_text, parse_document
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+HELD = ("80 % holds", "by others")  # by others: with widths that all other sources choose
 BY = ("source", "gpu", "scale", "strategy", "framework")
 
 
@@ -31,7 +33,7 @@ def overview(rows: Sequence[Compared]) -> RenderableType:
         head += f", {every.rows} compared: step time off by {percent(every.mean)} (mean), {percent(every.median)} (median); bias "
         head += f"{signed(every.bias)}; 80 % intervals hold {percent(every.held)}"
     parts: list[RenderableType] = [Text(head, "bold"), *([_errors(rows)] if every else [])]
-    return Group(*parts, *_memory(rows), *_reasons(rows))
+    return Group(*parts, *_reliability(rows), *_memory(rows), *_reasons(rows))
 
 
 def _errors(rows: Sequence[Compared]) -> RenderableType:
@@ -39,8 +41,9 @@ def _errors(rows: Sequence[Compared]) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("step time by", "", "rows", "mean error", "median", "bias", "worst", "80 % holds", "GPUs alike", "bias"):
+    for name in ("step time by", "", "rows", "mean error", "median", "bias", "worst", *HELD, "GPUs alike", "bias"):
         table.add_column(name, justify="left" if name in ("step time by", "") else "right", no_wrap=True)
+    by_others = left_out(rows)
     for by in BY:
         for number, (name, group) in enumerate(sorted(grouped(rows, by).items(), key=_order)):
             errors = Errors.of(group)
@@ -54,11 +57,24 @@ def _errors(rows: Sequence[Compared]) -> RenderableType:
                     signed(errors.bias),
                     signed(errors.worst),
                     percent(errors.held),
+                    percent(by_others[name]) if by == "source" and name in by_others else "",
                     percent(errors.alike[0]),
                     signed(errors.alike[1]),
                 )
         table.add_section()
     return table
+
+
+def _reliability(rows: Sequence[Compared]) -> list[RenderableType]:
+    """What intervals hold of sources that had no say in their width."""
+    from rich.text import Text
+
+    held = left_out(rows)
+    if not held:
+        return []
+    chosen, mean = widths(rows), percent(sum(held.values()) / len(held))
+    said = f"with widths by all other sources 80 % intervals hold {mean} of a source's rows, in the mean of sources"
+    return [Text(f"{said}; by all: launches' σ {chosen.launch:.3g}, composition {chosen.composition:.3g}")]
 
 
 def _order(group: tuple[str, list[Compared]]) -> tuple[int, str]:

@@ -15,7 +15,8 @@ nvfp4 is Transformer Engine's NVFP4BlockScaling (transformer_engine/common/recip
 all three products have 4 bits and a scale of 8 bits per 16 numbers, and a scale of the whole tensor in fp32, for whose maximum
 all of it is read first. The copies by rows and by columns are both made of the 16-bit tensor (weights' scales are of 16 × 16
 blocks). Random Hadamard transforms of what weight gradients multiply, and stochastic rounding of gradients, are in the same
-passes. Masters, gradients and the optimizer stay as they are. That first and last layers often stay in 16 bits is left out.
+passes. Masters, gradients and the optimizer stay as they are. First and last layers may stay in 16 bits
+(`fp8.layers_at_start_in_bf16`, `fp8.layers_at_end_in_bf16`).
 
 delayed takes scales from past steps; tensorwise reads the whole tensor for its maximum first; blockwise (1 × 128), mxfp8 (1 × 32)
 and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out, as are reductions of

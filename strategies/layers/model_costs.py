@@ -86,7 +86,7 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
         handed_on = trace_of(model.module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp).boundaries
         return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied, handed_on=tuple(handed_on))
     trained = trained_parts(plan, model.layers)
-    every = [(*_kind(model, layer), trained.layers[layer]) for layer in range(model.layers)]
+    every = [(*_kind(model, plan, layer), trained.layers[layer]) for layer in range(model.layers)]
     kinds = {kind: every.index(kind) for kind in every}  # one layer of each
     layers, kept = (
         tuple(_layer_cost(model, plan, layer, trained.layers[layer], again) for layer in kinds.values())
@@ -113,7 +113,7 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
 
 
 def _layer_cost(model: Model, plan: Resolved, layer: int, trained: Trained, recompute: str) -> LayerCost:
-    rank = RankShapes(model.layer_models[layer], plan, frozen=not trained.weights)
+    rank = _rank_of_layer(model, plan, layer, trained)
     operators = trained_layer(rank, _layer(rank, _experts(model, layer)), trained)
     return part_of("layer", operators, rank, "none" if trained.gradient == "none" else recompute)
 
@@ -128,9 +128,20 @@ def _experts(model: Model, layer: int) -> Experts | None:
     return model.experts if model.is_mixture(layer) else None
 
 
-def _kind(model: Model, layer: int) -> tuple[int, bool]:
+def _kind(model: Model, plan: Resolved, layer: int) -> tuple[int, bool, bool]:
     """What tells layers of the model apart."""
-    return id(model.layer_models[layer]), model.is_mixture(layer)
+    return id(model.layer_models[layer]), model.is_mixture(layer), _in_bf16(model, plan, layer)
+
+
+def _in_bf16(model: Model, plan: Resolved, layer: int) -> bool:
+    """Whether a layer is multiplied in 16 bits where others have fp8."""
+    return plan.fp8 is not None and plan.fp8.stays_in_bf16(layer, model.layers)
+
+
+def _rank_of_layer(model: Model, plan: Resolved, layer: int, trained: Trained) -> RankShapes:
+    """What a rank sees of a layer."""
+    own = plan.model_copy(update={"fp8": None}) if _in_bf16(model, plan, layer) else plan
+    return RankShapes(model.layer_models[layer], own, frozen=not trained.weights)
 
 
 def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
@@ -139,7 +150,7 @@ def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
         raise UserError(f"model {model.name}: tensors of a traced module have no names")
     _check(model, plan)
     trained = trained_parts(plan, model.layers).layers[layer]
-    rank = RankShapes(model.layer_models[layer], plan, frozen=not trained.weights)
+    rank = _rank_of_layer(model, plan, layer, trained)
     return trained_layer(rank, _layer(rank, _experts(model, layer)), trained)
 
 

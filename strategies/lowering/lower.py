@@ -9,11 +9,10 @@ from strategies.data_parallel.hook import hook_of
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
 from strategies.lowering.allotments import merged
-from strategies.lowering.optimizer_step import left_to_adam
+from strategies.lowering.optimizer_step import states_beside
 from strategies.lowering.pipeline import Flow, Passes
 from strategies.lowering.stage import Stage, in_buckets
 from strategies.models.model import Model
-from strategies.optimizers import FLOAT
 from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 
@@ -171,7 +170,7 @@ class _Lowering:
             for kind, width in states.items()
         )
         shards = plan.shards if "optimizer" in self.hook.shards else 1
-        beside = sum(FLOAT * left_to_adam(plan, stage.parts) for stage in stages) / shards
+        beside = sum(states_beside(plan, stage.parts) for stage in stages) / shards
         resident += (("optimizer", beside),) if beside else ()
         frozen = sum(stage.frozen_bytes for stage in stages)
         resident += (("parameter", frozen),) if frozen else ()

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from sim.program import Kernel, Run
 from strategies.layers.layer_cost import LayerCost
-from strategies.optimizers import FLOAT, optimizer_called
-from strategies.optimizers.muon import matrices_of, orthogonalised
+from strategies.optimizers import FLOAT, Matrices, matrices_of, optimizer_called
 from strategies.plan.plan import Plan
 
 ZEROING = "gradient zeroing"
@@ -69,19 +68,29 @@ def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[
 
 def matrix_products(plan: Plan, parts: Sequence[LayerCost], ranks: int) -> list[Run]:
     """What the optimizer runs on whole matrices of `parts`, dealt out among `ranks` ranks, besides passes over all parameters."""
-    kind = optimizer_called(plan.optimizer)
-    shapes = [gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients]
-    return orthogonalised(matrices_of(shapes), kind.iterations, ranks) if kind.iterations else []
+    whole = optimizer_called(plan.optimizer).of_matrices
+    return whole.kernels(_matrices(parts), ranks) if whole else []
 
 
-def left_to_adam(plan: Plan, parts: Sequence[LayerCost]) -> int:
-    """Elements of `parts` that are no matrices between embedding and head, where those have an optimizer of their own."""
-    if not optimizer_called(plan.optimizer).iterations:
-        return 0
-    matrices = (
-        gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients if len(gradient.shape) == 2
-    )
-    return sum(part.parameters for part in parts) - sum(rows * columns for rows, columns in matrices)
+def _matrices(parts: Sequence[LayerCost]) -> Matrices:
+    """Of layers between embedding and head."""
+    return matrices_of(gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients)
+
+
+def left_to_adam(plan: Plan, parts: Sequence[LayerCost]) -> float:
+    """Bytes that Adam keeps more of what are no matrices between embedding and head, where those have another optimizer."""
+    whole = optimizer_called(plan.optimizer).of_matrices
+    if whole is None or not whole.rest:
+        return 0.0
+    elements = sum(count * rows * columns for (rows, columns), count in _matrices(parts).items())
+    return float(whole.rest * (sum(part.parameters for part in parts) - elements))
+
+
+def states_beside(plan: Plan, parts: Sequence[LayerCost]) -> float:
+    """Bytes of optimizer state of `parts` that do not go by parameters."""
+    whole = optimizer_called(plan.optimizer).of_matrices
+    of_matrices = sum(count * whole.states(shape) for shape, count in _matrices(parts).items()) if whole else 0.0
+    return left_to_adam(plan, parts) + of_matrices
 
 
 def update_workspace(plan: Plan, count: float, largest: float) -> float:

@@ -15,7 +15,6 @@ from strategies.lowering.blocks import BACKWARD, WEIGHT
 from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
 from strategies.lowering.stage_passes import StagePasses
 from strategies.models.model import Model
-from strategies.optimizers import FLOAT
 from strategies.plan.resolved import Resolved
 
 
@@ -193,7 +192,7 @@ class Stage(StagePasses):
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(plan) * count, after)
         rest = left_to_adam(plan, self.parts) / shards
-        second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * FLOAT * rest, "fp32")
+        second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * rest, "fp32")
         kernels: tuple[Item, ...] = (
             *replicated,
             *kernels_of(plan, self.plan.copies, count, gradients),

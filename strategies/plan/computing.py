@@ -112,7 +112,7 @@ class Computing(Config):
     optimizer: str = Field(
         "adam",
         description="by name (`shardyard list optimizers`): adam keeps two states per parameter, lion, muon and momentum one, "
-        "sgd and adafactor none; adamw is adam",
+        "sgd and adafactor none, shampoo preconditioners besides; adamw is adam",
     )
     exp_avg_dtype: Moment = Field(
         "fp32", description="adam: type of the first moment (Megatron-LM's --use-precision-aware-optimizer --exp-avg-dtype)"
@@ -211,7 +211,7 @@ class Computing(Config):
         """Bytes of optimizer state per parameter: fp32 states, and an fp32 master copy when weights have 16 bits.
 
         Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1). What Adam keeps
-        more where Muon leaves it parameters is counted by stages.
+        more where Muon leaves it parameters, and preconditioners, are counted by stages.
         """
         moments = BYTES[self.exp_avg_dtype] + BYTES[self.exp_avg_sq_dtype]
         states = moments if self.optimizer == "adam" else optimizer_called(self.optimizer).states

@@ -6,12 +6,17 @@ from typing import Literal
 
 from pydantic import Field, PositiveInt, model_validator
 
+from strategies.models.parts import LAYERS
 from topologies.documents.units import Elements
 from topologies.reading import Config
 
 FP8_WIDTH = 1  # bytes of an fp8 number
 NVFP4_WIDTH = 0.5 + 1 / 16  # bytes of a 4-bit number and its part of a scale, of which 16 have one of 8 bits
 WIDTHS = {"fp8": FP8_WIDTH, "fp4": NVFP4_WIDTH}  # by type of products
+
+
+def _is_zero(value: object) -> bool:
+    return value == 0
 
 
 class PowerSGD(Config):
@@ -87,6 +92,21 @@ class Fp8(Config):
         description="how the attention core's result is kept for its own backward pass, beside its fp8 copy for the product "
         "after it (bf16, Transformer Engine); or both as 12 bits (e5m6, DeepSeek-V3)",
     )
+    layers_at_start_in_bf16: int = Field(
+        0,
+        ge=0,
+        le=LAYERS,
+        exclude_if=_is_zero,
+        description="first layers of the model that stay in 16 bits (Megatron-LM's --first-last-layers-bf16 "
+        "--num-layers-at-start-in-bf16)",
+    )
+    layers_at_end_in_bf16: int = Field(
+        0, ge=0, le=LAYERS, exclude_if=_is_zero, description="last layers that do (--num-layers-at-end-in-bf16)"
+    )
+
+    def stays_in_bf16(self, layer: int, layers: int) -> bool:
+        """Whether layer 0 … layers − 1 is multiplied in 16 bits."""
+        return layer < self.layers_at_start_in_bf16 or layer >= layers - self.layers_at_end_in_bf16
 
     @property
     def dtype(self) -> str:

@@ -1,13 +1,13 @@
 """Error bars: how wrong each group of prices may be, and what that does to a step.
 
 Each group has one unknown factor, 1 in the middle and log-normal; its spread σ (of the logarithm) comes from measurements of
-kernels and collectives, never from training steps. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, worked
-out anew from the played step (`strategies.planner.elasticity`); independent groups add in squares:
+kernels and collectives. The step follows each factor by its elasticity ∂ ln step / ∂ ln price, worked out anew from the played
+step (`strategies.planner.elasticity`); independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
 
-What a simulation leaves out of the step, and how it puts kernels and collectives together, has its own σ (COMPOSITION), measured
-where all prices are known: on executed jobs, none of them published.
+What a simulation leaves out of the step, and how it puts kernels and collectives together, has its own σ (COMPOSITION). It and
+that of host launches are the only widths that published steps choose.
 
 Two plans of one model on one cluster share most of this: their difference is surer than either step. How sure, published pairs of
 plans say (TIE, ORDERED).
@@ -44,14 +44,17 @@ MEDIAN = 0.6744897501960817  # median of its absolute value
 CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
 FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
 UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
-LAUNCH = 0.5  # host seconds per kernel: one published measurement from Python (38 us, an EPYC of 2019), and 5 us assumed of which
-# the bare launch is 2.6 us (profiles, part launch): a factor of 1.6 to 1.9 to other hosts
+LAUNCH = 0.15  # host seconds per kernel, on hosts of all makes (chosen: see below)
 SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficient is used for every GPU
 BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
 NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
-COMPOSITION = 0.08  # of the step, from prices that were all measured on the machine: jobs executed on a CPU, 18 strategies with a
-# median error of 2.6 %, 10 of another model's shape with 8.1 %, as root mean square of the two normal distributions
+COMPOSITION = 0.07  # of the step (chosen: see below)
+
+# Nothing but steps says these two. They are chosen so that 80 % intervals hold 80 % of the published rows, each source with the
+# same weight (`calibration.published.reliability`, which `shardyard validate --published` prints, with what is held of each
+# source when all others choose). No prediction moves. On executed jobs, none of them published, COMPOSITION was 0.08: on a CPU,
+# 18 strategies with a median error of 2.6 %, 10 of another model's shape with 8.1 %, as root mean square of both.
 
 # Of 2,771 pairs of plans of one model on the same A100 with the same batch (vTrain's 386 rows) 372 were predicted less than TIE
 # apart: ORDERED of them came out in that order; of the 333 that were 10 to 20 % apart 86 %, of the 2,066 others 99.7 %.

@@ -38,7 +38,8 @@ MIXTURE = LLAMA | {"name": "mixture", "experts": {"experts": 8, "chosen": 2, "ff
 IMAGES = {"image": 64, "size": 16, "class_token": True}
 VISION: dict[str, Any] = {"name": "vision", "family": "encoder", "hidden": 256, "layers": 4, "heads": 4, "vocabulary": 0}
 VISION |= {"patches": IMAGES, "context": 17, "positions": "learned", "classes": 10, "head": False}
-BOTH: dict[str, Any] = {"name": "both", "family": "encoder_decoder", "hidden": 256, "layers": 4, "heads": 4, "vocabulary": 4000}
+SCAN = {"heads": 1024, "head_dim": 1, "state": 16, "step_rank": 32, "norm": False}
+SCANS: dict[str, Any] = PLAIN | {"name": "scans", "state_space": SCAN, "mixer": "state_space", "positions": "none"}
 WIDE = {"zero_quantized_weights": True, "zero_quantized_gradients": True, "stage3_param_persistence_threshold": 0}
 LIMITS = {"stage3_prefetch_bucket_size": 10**6, "stage3_max_live_parameters": 3 * 10**6, "stage3_max_reuse_distance": 10**6}
 
@@ -122,6 +123,31 @@ CASES: dict[str, tuple[dict[str, Any] | str, dict[str, Any], dict[str, Any]]] = 
         {"node": {"cpu": CPU}},
     ),
     "powersgd": (GPT, {"data_parallel": "ddp_powersgd", "kernels": "torch", "powersgd": {"warm_start": False}}, {"nodes": 2}),
+    "tiles": (
+        GATED,
+        {"data_parallel": "zero3", "deepspeed": {"tiles": 3, "stage3_prefetch_bucket_size": 10**6}, "kernels": "torch"},
+        {"nodes": 2},
+    ),
+    "tiles in turn": (
+        GPT,
+        {"data_parallel": "zero3", "deepspeed": {"tiles": 4} | LIMITS, "overlap": False, "recompute": "full", "accumulation": 2},
+        {},
+    ),
+    "gathers in buckets": (
+        GPT,
+        {"data_parallel": "zero1", "deepspeed": {"reduce_bucket_size": 10**6, "allgather_bucket_size": 3 * 10**6}},
+        {},
+    ),
+    "padded buckets": (
+        ODD,
+        {"data_parallel": "zero1", "bucket": "1 MB", "framework": {"pad_buckets_for_high_nccl_busbw": True}},
+        {"nodes": 3},
+    ),
+    "small buckets": (GATED, {"kernels": "torch", "bucket": "300 kB", "accumulation": 2}, {}),
+    "selective scans": (SCANS, {"recompute": "full", "precision": "fp32"}, {}),
+    "selective scans of megatron": (SCANS | {"mixer": "both", "positions": "rotary"}, {"pp": 2, "data_parallel": "zero1"}, {}),
+    "normed scans": (SCANS | {"state_space": SCANS["state_space"] | {"step_norms": True}}, {"kernels": "compiled"}, {}),
+    "spread experts": (MIXTURE, {"ep": 4, "expert_spread": 0.3, "accumulation": 2}, {}),
     "on cpus": (GPT, {"precision": "fp32", "accumulation": 2}, {"cluster": "cpu-gloo", "nodes": 1}),
     "on other GPUs": (GATED, {"tp": 2, "data_parallel": "zero3"}, {"cluster": "examples/clusters/mi300x.yaml", "nodes": 2}),
 }

@@ -15,14 +15,7 @@ from time import process_time
 
 from coverage import Coverage
 
-from sim.collectives import algorithms
-from strategies.models.importers import model_type
-from tests.results.cases import CASES
-from tests.results.files import SAMPLES
-from tests.results.parts import MODELS
-from tests.results.plans import BASES
-from tests.results.questions import answer, kinds
-from tests.results.traced import CASES as MODULES
+from tests.results.questions import answer, kinds, named
 
 ROOT = Path(__file__).parents[2]
 LONGEST = 1.2  # seconds of a question
@@ -38,14 +31,9 @@ Branch = tuple[str, int, int]
 def chosen(count: int, asked: Iterable[str]) -> list[str]:
     """Of `count` questions of each kind, those to keep, in order: all that have names, and those asked so far of HASHED."""
     reached: dict[str, tuple[set[Branch], float]] = {}
-    named = {
-        "algorithm": algorithms,
-        "case": CASES,
-        "defaults": model_type,
-        "file": [path.name for path in MODELS.glob("*.json")],
-    }
-    named |= {"keys": model_type, "plan": BASES, "reading": SAMPLES, "traced": MODULES}
-    for kind in sorted(kinds().keys() - named.keys() - set(HASHED)):
+    with_names = named()
+    drawn = kinds().keys() - {name.partition(" ")[0] for name in with_names} - set(HASHED)
+    for kind in sorted(drawn):
         for number in range(count):
             name = f"{kind} {number}"
             measured = _measured(name)
@@ -67,7 +55,7 @@ def chosen(count: int, asked: Iterable[str]) -> list[str]:
     print(f"{len(kept)} questions, {total:.0f} s with coverage, {len(times)} branches", file=sys.stderr)
     kept.sort(key=lambda name: (name.split()[0], int(name.split()[1])))
     same = (name for name in asked if name.split()[0] in HASHED)
-    return [*kept, *(f"{kind} {name}" for kind, names in named.items() for name in sorted(names)), *same]
+    return [*kept, *with_names, *same]
 
 
 def _measured(name: str) -> tuple[set[Branch], float] | None:

@@ -37,6 +37,29 @@ def kinds() -> dict[str, Question]:
     return KINDS
 
 
+def named() -> list[str]:
+    """Every question that has a name: a new model type, algorithm, framework or case is asked without being drawn."""
+    asked = kinds()
+    from sim.collectives import algorithms
+    from strategies.models.importers import model_type
+    from tests.results.cases import CASES
+    from tests.results.files import SAMPLES
+    from tests.results.parts import MODELS
+    from tests.results.plans import BASES, SIZES
+    from tests.results.traced import CASES as MODULES
+
+    names: dict[str, Iterable[str]] = {"algorithm": algorithms, "case": CASES, "defaults": model_type, "keys": model_type}
+    names |= {
+        "file": (path.name for path in MODELS.glob("*.json")),
+        "model": SIZES,
+        "plan": BASES,
+        "reading": SAMPLES,
+        "traced": MODULES,
+    }
+    assert names.keys() <= asked.keys()
+    return [f"{kind} {name}" for kind, each in names.items() for name in sorted(each)]
+
+
 def answer(name: str) -> dict[str, Any]:
     """The results of question "kind number" or "kind name", or why it is refused."""
     kind, _, which = name.partition(" ")

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from tests.results.questions import answer
+from tests.results.questions import answer, named
 
 KEPT = Path(__file__).parents[1] / "data" / "results.jsonl"
 
@@ -42,6 +42,11 @@ def test_results_are_those_that_are_kept(question: str) -> None:
     assert not wrong
 
 
+def test_everything_that_has_a_name_is_asked() -> None:
+    """Model types, files of models and settings, algorithms, cases: `python tests/results/test_results.py` asks new ones, too."""
+    assert set(named()) <= kept().keys()
+
+
 def _same(expected: Any, now: Any) -> bool:
     """Of other libraries and CPUs the last digits may differ."""
     return bool(
@@ -62,4 +67,4 @@ if __name__ == "__main__":
 
         write(chosen(int(sys.argv[2]), kept()))
     else:
-        write(list(kept()))
+        write(list(dict.fromkeys([*kept(), *named()])))

@@ -12,8 +12,9 @@ from shardyard import Job, read_job, simulate, summarise
 from sim.program import Block, Kernel
 from strategies.lowering.lower import lower
 from strategies.lowering.optimizer_step import passes_of
-from strategies.optimizers import optimizer_called, optimizers
-from strategies.optimizers.muon import matrices_of, orthogonalised
+from strategies.optimizers import matrices_of, optimizer_called, optimizers
+from strategies.optimizers.muon import orthogonalised
+from strategies.optimizers.shampoo import blocks_of, iterations, preconditioned, preconditioners
 from strategies.plan.plan import Plan
 from topologies.reading import UserError
 
@@ -33,6 +34,7 @@ def job(**plan: Any) -> Job:
         ("adam8bit", 4 + 2 * (1 + 4 / 256), 2 * (1 + 4 / 256)),
         ("lion", 8, 4),
         ("muon", 8, 4),
+        ("shampoo", 12, 8),
         ("momentum", 8, 4),
         ("adafactor", 4, 0),
         ("sgd", 4, 0),
@@ -66,7 +68,7 @@ def test_products_of_muon_by_hand() -> None:
     """Five iterations of 4·m²·n + 2·m³ FLOPs; 7 matrices of a shape among 4 ranks are at most 2 on one of them."""
     matrices = matrices_of([(64, 256)] * 5 + [(256, 64)] * 2 + [(64,)])
     assert matrices == {(64, 256): 7}
-    (run,) = orthogonalised(matrices, 5, 4)
+    (run,) = orthogonalised(matrices, 4)
     assert run.times == 2
     products = [item for item in run.items if isinstance(item, Kernel) and item.kind == "gemm"]
     assert sum(kernel.flops for kernel in products) == 5 * (4 * 64**2 * 256 + 2 * 64**3)
@@ -80,6 +82,63 @@ def test_products_of_muon_by_hand() -> None:
             a = x @ x.T
             x = x + (a + a @ a) @ x
     assert counter.get_total_flops() == sum(kernel.flops for kernel in products)
+
+
+def test_products_of_shampoo_by_hand() -> None:
+    """Of 7 matrices of 64 × 256 among 4 ranks 2 on one of them: sums of both factors and products with both roots, by PyTorch's
+    counter. The roots of 2 matrices are 2 · 19 · 4 products of each
+    side, of which a step has the hundredth part: 1.52, as whole products 2.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    each, roots = preconditioned(matrices_of([(64, 256)] * 5 + [(256, 64)] * 2 + [(64,)]), 4)
+    g, left, right = (torch.zeros(*size, device="meta") for size in ((64, 256), (64, 64), (256, 256)))
+    with FlopCounterMode(display=False) as counter:
+        left = left + g @ g.T
+        right = right + g.T @ g
+        left @ g @ right
+    assert each.times == roots.times == 2
+    assert sum(item.flops for item in each.items if isinstance(item, Kernel)) == counter.get_total_flops()
+    assert iterations() == 19
+    assert [item.flops for item in roots.items if isinstance(item, Kernel)] == [2 * 64**3, 2 * 256**3]
+
+
+def test_iterations_of_a_root_are_those_that_it_takes() -> None:
+    """The coupled Newton iteration in numpy on eigenvalues from 10⁻⁶ to 1: to fp32's rounding."""
+    import numpy as np
+
+    eigenvalues = np.geomspace(1e-6, 1, 40)
+    z = (1 + 4) / 2  # relative to the norm, so that all eigenvalues converge
+    m, root, steps = eigenvalues * z, np.full(40, z**0.25), 0
+    while np.abs(m - 1).max() > 2**-23:
+        factor = (5 - m) / 4
+        root, m, steps = root * factor, m * factor**4, steps + 1
+    assert np.allclose(root, eigenvalues**-0.25)
+    assert steps == iterations()
+
+
+def test_blocks_and_states_of_shampoo() -> None:
+    """10,000 × 20,000 is two by three blocks; a factor and its root each in fp32 for both sides of every block."""
+    assert blocks_of(matrices_of([(20_000, 10_000)])) == {
+        (8192, 8192): 2,
+        (1808, 8192): 2,
+        (3616, 8192): 1,
+        (1808, 3616): 1,
+    }
+    assert preconditioners((64, 256)) == 2 * 4 * (64**2 + 256**2)
+    assert preconditioners((10_000, 8192)) == 8 * (2 * 8192**2 + 1808**2 + 8192**2)
+
+
+def test_shampoo_in_a_step() -> None:
+    """Ranks share out matrices and their preconditioners; of Llama's layers those of 4096 × 6144, 4096², 28672 and 14336."""
+    alone, shared = (simulate(job(optimizer="shampoo", data_parallel=hook)) for hook in ("ddp", "zero1"))
+    adam = summarise(simulate(job(optimizer="adam"))).worst.kinds["optimizer"]
+    states = 32 * sum(preconditioners((4096, columns)) for columns in (6144, 4096, 28672, 14336))
+    assert summarise(shared).worst.kinds["optimizer"] - adam == pytest.approx(states / 8, rel=1e-6)
+    first, eighth = (summarise(each).breakdown["optimizer"] for each in (alone, shared))
+    assert first > 4 * eighth
+    assert muon_flops(job(optimizer="shampoo", data_parallel="ddp")) > 30 * 32 * 4096 * 4096 * 28672
 
 
 def muon_flops(asked: Job) -> float:
@@ -134,6 +193,8 @@ def test_the_optimizer_of_a_ds_config_is_honoured(
         ({"optimizer": "adm"}, "'adm'; did you mean 'adam'"),
         ({"optimizer": "muon", "tp": 2}, "optimizer=muon with tp=2 is not simulated: it orthogonalises whole matrices"),
         ({"optimizer": "muon", "data_parallel": "zero3"}, "optimizer=muon with data_parallel=zero3 is not simulated"),
+        ({"optimizer": "shampoo", "tp": 2}, "optimizer=shampoo with tp=2 .* it multiplies whole matrices by its preconditioners"),
+        ({"optimizer": "shampoo", "data_parallel": "zero3"}, "optimizer=shampoo with data_parallel=zero3 is not simulated"),
         ({"optimizer": "lamb"}, "optimizer=lamb with data_parallel=zero1 is not simulated: it takes sums over whole tensors"),
         ({"optimizer": "adafactor", "data_parallel": "ddp", "fused_optimizer": True}, "which no framework has in one kernel"),
         ({"optimizer": "muon", "offload": {"optimizer": "cpu"}}, "optimizer=muon with offload is not simulated"),

@@ -62,6 +62,7 @@ CACHES = (3e7, 1e8)  # bytes that searches start from
 COPIES = 6  # of the weights, in turn
 SHARPNESS = 8  # of the step from what stays in the cache to what does not: assumed
 SAMPLE = 4000  # points per fit
+LARGE = 2048  # of m, n and k, from which on the board's limit decides
 SIDE = 8192.0  # m = n = k of a published rate at the power limit
 
 
@@ -123,6 +124,32 @@ def sustained(curve: GemmCurve, gpu: Hardware, dtype: str, rate: float, throttli
     highest, energy, alone = gemm_phases(curve, Rates(gpu.peak[dtype], gpu.memory_bandwidth, gpu.sms), product)
     drawn = max(1.0, (2 * side**3 / rate - alone) / highest) ** (1 / throttling)
     return float(min(1.0, energy / (gpu.peak[dtype] * highest * drawn)))
+
+
+def normally_limited(curve: GemmCurve, gpu: Hardware, table: pd.DataFrame, throttling: float) -> tuple[float, dict[str, Array]]:
+    """`GemmCurve.sustained` with which large products of normally distributed operands, run over and over, take as long as they
+    were measured to in the median; and signed relative errors: of these, of those that add to a sum, and of smaller ones.
+
+    table: columns m, n, k, seconds, summed (bytes per element of a sum in fp32 or bf16 that is read and written; 0: none).
+    """
+    m, n, k, seconds, summed = (table[name].to_numpy(float) for name in ("m", "n", "k", "seconds", "summed"))
+    result = np.where(summed > 0, 2 * summed, 2.0) * m * n
+    product = Product((np.ones(len(m)), m, n, k), (2 * (m * k + k * n), result), moved=(2 * (m * k + k * n), 2 * m * n))
+    rates = Rates(gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms)
+    large = np.minimum(np.minimum(m, n), k) >= LARGE
+    alone = large & (summed == 0)
+
+    def errors(limit: float) -> Array:
+        at = curve.model_copy(update={"sustained": limit})
+        return np.asarray(seconds / gemm_clocks(at, rates, product, throttling)[1] - 1)
+
+    low, high = LIMIT_BOUNDS["sustained"]
+    while high - low > 1e-4:
+        middle = (low + high) / 2
+        low, high = (low, middle) if np.median(errors(middle)[alone]) > 0 else (middle, high)
+    limit = (low + high) / 2
+    off = errors(limit)
+    return limit, {"normal": off[alone], "normal summed": off[large & (summed > 0)], "normal small": off[~large]}
 
 
 def fit_gemm(

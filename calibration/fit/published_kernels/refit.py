@@ -19,7 +19,7 @@ import numpy as np
 import yaml
 
 from calibration.fit.published_kernels.common import Array, fit_attention, fit_backward, spread, summary
-from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm
+from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm, normally_limited
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Hardware
 from sim.pricing.shipped import FOLDER, load_profile
 from topologies.cluster_files import load_gpu
@@ -34,6 +34,7 @@ TABLES = {"a100": "a100_sxm", "h100": "h100_sxm", "h200": "h200_sxm", "b200": "b
 NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 POWER = ("h200", "b200")  # profiles with a table of products at the power limit beside it
 SUSTAINED = {"a100": 257e12}  # FLOP/s of m = n = k = 8192 over and over, operands normally distributed: see `gemm_fit.nearest`
+NORMAL = {"b200": "B200"}  # profile -> GPU whose products had normally distributed operands: see `normal_products`
 SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
 
 
@@ -87,6 +88,21 @@ def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
     return pd.concat(parts, ignore_index=True)
 
 
+def normal_products(tables: Path, gpu: str) -> pd.DataFrame:
+    """Columns m, n, k, seconds, summed of products in bf16 whose operands were all normally distributed, as in training.
+
+    Those of `products` were not: the layers of vLLM that aiconfigurator times have weights that nobody filled (collector/vllm/
+    collect_gemm.py), which take less energy. SimuMax fills both operands by torch.randn and runs Transformer Engine's product
+    over and over (simu_tools/efficency_test/test_gemm_efficiency.py).
+    """
+    import pandas as pd
+
+    rows = pd.read_csv(tables / "kernels" / "gemm_other.csv")
+    rows = rows[(rows.gpu == gpu) & (rows.dtype == "bf16") & rows.source.str.contains("SimuMax")]
+    width = rows.kernel_or_stack.map({"out fp32": 4, "out bf16": 2})
+    return rows.assign(seconds=rows.time_us * 1e-6, summed=width.where(rows.layout.str.endswith("acc"), 0))
+
+
 def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dict[str, float]:
     """What is known of the power limit before the fit.
 
@@ -129,9 +145,22 @@ def refit(tables: Path, name: str) -> None:
             provenance["errors"] |= {prefix + key: tidy(value) for key, value in summary(errors).items()}
             note_spread(data, "gemm", errors, prefix)
         print(name, dtype, summary(errors), flush=True)
+    if name in NORMAL:
+        _set_limit(tables, name, data, gpu, profile.throttling)
     _refit_attention(tables, name, data, gpu)
     path = FOLDER / f"{name}.yaml"
     write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+
+
+def _set_limit(tables: Path, name: str, data: dict[str, Any], gpu: Gpu, throttling: float) -> None:
+    """The power limit of products whose operands are normally distributed, instead of that of the fitted rows."""
+    curve, provenance = GemmCurve.model_validate(data["gemm"]["bf16"]), data["provenance"]["gemm"]
+    limit, errors = normally_limited(curve, gpu, normal_products(tables, NORMAL[name]), throttling)
+    for dtype in NAMES:
+        data["gemm"][dtype]["sustained"] = tidy(limit)
+    provenance["beside"]["sustained"] = curve.sustained  # of the rows that the curve is fitted to
+    provenance["errors"] |= {kind: tidy(float(np.median(np.abs(error)))) for kind, error in errors.items()}
+    print(name, "limit", limit, {kind: float(np.median(error)) for kind, error in errors.items()}, flush=True)
 
 
 def _file(name: str) -> dict[str, Any]:

@@ -34,6 +34,10 @@ _ENDS = ("embedding", "loss")  # of a pipeline, which may count as layers
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
+_IN_BF16 = {  # ours -> theirs
+    "layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
+    "layers_at_end_in_bf16": "num-layers-at-end-in-bf16",
+}
 _BACKENDS = {"auto": "flash", "flash": "flash", "fused": "flash", "unfused": "materialised", "local": "materialised"}
 _ORDERS = {False: "tp-cp-ep-dp-pp", True: "tp-cp-ep-pp-dp"}
 
@@ -90,6 +94,9 @@ def _read_kernels(flags: Keys) -> dict[str, Any]:
         fields["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
     if flags.choice("fp4-format", {None: False, "e2m1": True}) and flags.choice("fp4-recipe", {"nvfp4": True}, "nvfp4"):
         fields["fp8"] = {"scaling": "nvfp4"}
+    ends = {field: flags.optional(name, 1) for field, name in _IN_BF16.items()}
+    if flags.flag("first-last-layers-bf16", False) and "fp8" in fields:
+        fields["fp8"] |= ends
     return fields
 
 
@@ -184,6 +191,11 @@ def _write(job: Job) -> WrittenSettings:
     elif own.fp8 is not None:
         flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", own.fp8.scaling if own.fp8.scaling in _RECIPES else "delayed")]
         flags += [("--fp8-param-gather", None)] * own.fp8.gather
+    if own.fp8 is not None and any(getattr(own.fp8, field) for field in _IN_BF16):
+        flags += [
+            ("--first-last-layers-bf16", None),
+            *(("--" + name, getattr(own.fp8, field)) for field, name in _IN_BF16.items()),
+        ]
     if own.cp > 1:
         flags.append(("--cp-comm-type", {ours: theirs for theirs, ours in _CP.items()}[own.cp_method]))
     said = {

@@ -51,6 +51,7 @@ def glm4v(config: Reader) -> dict[str, Any]:
 @model_type("glm4_moe_lite")
 def glm4_moe_lite(config: Reader) -> dict[str, Any]:
     """GLM-4.7 Flash: DeepSeek-V3's layers; `mlp_layer_types` says which are dense, by default the first."""
+    config.integer("n_routed_experts")  # which DeepSeek's may leave out
     fields = deepseek_v3(config)
     names = per_layer(config, "mlp_layer_types", fields["layers"], ["dense"] + ["sparse"] * (fields["layers"] - 1))
     dense = known(config, "mlp_layer_types", names, ("dense", "sparse")).count("dense")

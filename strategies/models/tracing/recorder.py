@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -54,6 +55,8 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
         sizes = ", ".join("x".join(map(str, each.shape)) for each in module.input)
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; values of tensors cannot be looked at, as there are none" if "meta" in str(error) else ""
+        if re.search(r"missing \d+ required positional|specify|must be provided|cannot be `?None", why):
+            hint = "; other inputs have names, as --input 96:int64,decoder_input_ids=32:int64"
         raise UserError(f"model {module.source}: its passes on --input {sizes} failed: {why}{hint}") from error
 
 

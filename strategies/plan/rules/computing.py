@@ -82,13 +82,13 @@ def _updates(plan: Plan) -> Iterator[str]:
     kind, said = optimizer_called(plan.optimizer), f"optimizer={plan.optimizer}"
     if not kind.fused and plan.fused_optimizer and "fused_optimizer" in plan.model_fields_set:
         yield f"fused_optimizer=true contradicts {said}, which no framework has in one kernel"
-    if not (kind.whole_tensors or kind.iterations):
+    if not (kind.whole_tensors or kind.of_matrices):
         return
-    what = "orthogonalises whole matrices" if kind.iterations else "takes sums over whole tensors"
+    what = kind.of_matrices.does if kind.of_matrices else "takes sums over whole tensors"
     if plan.tp > 1:
         yield f"{said} with tp={plan.tp} is not simulated: it {what}, of which tp ranks have parts"
     if plan.shards_parameters or (kind.whole_tensors and "optimizer" in plan.hook.shards):
-        hooks_with = "ddp, zero1 and zero2 are" if kind.iterations else "hooks that do not shard states are"
+        hooks_with = "ddp, zero1 and zero2 are" if kind.of_matrices else "hooks that do not shard states are"
         yield f"{said} with data_parallel={plan.data_parallel} is not simulated: it {what}; {hooks_with}"
     if plan.offload is not None:
         yield f"{said} with offload is not simulated: it {what}"
@@ -164,6 +164,14 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     if fp8.scaling == "nvfp4":
         stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]
         yield from (f"{name}=true contradicts fp8.scaling=nvfp4: it is of 8 bits" for name in stated)
+    low = fp8.layers_at_start_in_bf16, fp8.layers_at_end_in_bf16
+    if any(low) and plan.kernel_set.torchao:
+        yield f"fp8.layers_at_start_in_bf16={low[0]}, at_end={low[1]} contradict kernels={plan.kernels}: Megatron-LM has them"
+    if sum(low) >= model.layers:
+        said = f"fp8.layers_at_start_in_bf16={low[0]} and fp8.layers_at_end_in_bf16={low[1]}"
+        yield f"{said} leave none of {model.layers} layers in fp8: remove plan.fp8"
+    if any(low) and plan.lora is not None and plan.lora.weights == "fp8":
+        yield f"fp8.layers_at_start_in_bf16={low[0]}, at_end={low[1]} contradict lora.weights=fp8, which all layers have"
     if fp8.dispatch and model.experts is None:
         yield f"fp8.dispatch=true needs a mixture of experts, and {model.name} has none"
     if not fp8.gather:

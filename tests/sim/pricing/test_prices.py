@@ -21,7 +21,8 @@ from topologies.cluster_files import load_gpu
 from topologies.reading import UserError
 
 # Measured seconds, bf16: systems/data at 095f58a51c4c of github.com/ai-dynamo/aiconfigurator (Apache-2.0), on A100-SXM4-80GB, and
-# on H200 and B200 at 673 to 988 W. The same shapes on each GPU; some are among the rows fitted to.
+# on an H200 near its power limit, the same shapes on both; on a B200, run over and over with operands that are all normally
+# distributed, configs/system/b200_bf16_ceperm.json of github.com/MooreThreads/SimuMax. Some are among the rows fitted to.
 PRODUCTS = (  # profile, m, n, k, seconds
     ("a100", 2048, 4096, 4096, 0.000305227),
     ("a100", 4096, 12288, 4096, 0.00151726),
@@ -31,10 +32,10 @@ PRODUCTS = (  # profile, m, n, k, seconds
     ("h200", 4096, 12288, 4096, 0.000600373),
     ("h200", 8192, 5120, 5120, 0.000616949),
     ("h200", 512, 4096, 16384, 0.000106105),
-    ("b200", 2048, 4096, 4096, 5.15965e-05),
-    ("b200", 4096, 12288, 4096, 0.000285392),
-    ("b200", 8192, 5120, 5120, 0.000308568),
-    ("b200", 512, 4096, 16384, 5.10722e-05),
+    ("b200", 2048, 8192, 14336, 0.000420909),
+    ("b200", 4096, 8192, 14336, 0.000897808),
+    ("b200", 16384, 12288, 5120, 0.001829571),
+    ("b200", 65536, 1536, 24576, 0.004408031),
 )
 
 

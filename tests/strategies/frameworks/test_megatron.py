@@ -110,6 +110,11 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--deterministic-mode", {"loss": None, "deterministic": True}),
         ("--fp8-format hybrid", {"fp8": {"scaling": "delayed", "gather": False}}),
         (
+            "--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
+            {"fp8": {"scaling": "delayed", "gather": False, "layers_at_start_in_bf16": 1, "layers_at_end_in_bf16": 2}},
+        ),
+        ("--fp8-format hybrid --num-layers-at-end-in-bf16 2", {"fp8": {"scaling": "delayed", "gather": False}}),
+        (
             "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
             {"fp8": {"scaling": "blockwise", "gather": True}},
         ),
@@ -296,6 +301,11 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
             [],
         ),
         ({"accumulation_fusion": False}, ["--no-gradient-accumulation-fusion"], ["--use-precision-aware-optimizer"]),
+        (
+            {"fp8": {"scaling": "delayed", "layers_at_end_in_bf16": 2}},
+            ["--first-last-layers-bf16", "--num-layers-at-start-in-bf16 0", "--num-layers-at-end-in-bf16 2"],
+            [],
+        ),
         ({"fp8": {"scaling": "blockwise"}}, ["--fp8-format hybrid", "--fp8-recipe blockwise"], ["--fp8-param-gather"]),
     ],
 )

@@ -225,3 +225,46 @@ def test_nvfp4_needs_a_gpu_that_has_it() -> None:
         job(**NVFP4).resolve()
     with pytest.raises(UserError, match=r"fp8.dispatch=true contradicts fp8.scaling=nvfp4"):
         job("hgx-b200", kernels="megatron", fp8={"scaling": "nvfp4", "dispatch": True}).resolve()
+
+
+ENDS: dict[str, Any] = {"layers_at_start_in_bf16": 2, "layers_at_end_in_bf16": 1}
+
+
+@pytest.mark.parametrize("scaling", ["delayed", "nvfp4"])
+def test_first_and_last_layers_in_16_bits_are_those_without_fp8(scaling: str) -> None:
+    """Of 32 layers the first two and the last are a bf16 model's, the others as they are in fp8 or NVFP4."""
+    cluster = "dgx-h100" if scaling == "delayed" else "hgx-b200"
+    fp8 = {"scaling": scaling}
+    ends, low, wide = (job(cluster, **plan) for plan in ({"fp8": fp8 | ENDS}, {"fp8": fp8}, {}))
+    work, every, none = (parts(asked.model, asked.resolve()) for asked in (ends, low, wide))
+    for index in range(32):
+        expected = (none if index in (0, 1, 31) else every).layer(index)
+        assert work.layer(index).forward == expected.forward
+        assert work.layer(index).saved == expected.saved
+        assert work.layer(index).fp8_parameters == expected.fp8_parameters
+    assert saved_tensors(ends.model, ends.resolve(), 0) == saved_tensors(wide.model, wide.resolve(), 0)
+    assert saved_tensors(ends.model, ends.resolve(), 2) == saved_tensors(low.model, low.resolve(), 2)
+
+
+def test_a_step_with_ends_in_16_bits_is_between() -> None:
+    """Three of 32 layers are as slow as in bf16, and the copies of their weights are not there."""
+    steps = [predict(job(cluster="dgx-h100", **plan)) for plan in ({}, {"fp8": {"scaling": "delayed"} | ENDS}, MEGATRON)]
+    seconds = [step.step_seconds for step in steps]
+    assert seconds[0] > seconds[1] > seconds[2]
+    assert (seconds[1] - seconds[2]) / (seconds[0] - seconds[2]) == pytest.approx(3 / 32, rel=0.3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"fp8": {"layers_at_start_in_bf16": 16, "layers_at_end_in_bf16": 16}}, "leave none of 32 layers in fp8"),
+        ({**TORCHAO, "fp8": {"layers_at_end_in_bf16": 1}}, "contradict kernels=compiled: Megatron-LM has them"),
+        (
+            {"fp8": {"layers_at_end_in_bf16": 1}, "lora": {"rank": 4, "targets": ["q_proj"], "weights": "fp8"}},
+            "contradict lora.weights=fp8",
+        ),
+    ],
+)
+def test_layers_in_16_bits_are_refused_where_they_say_nothing(plan: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        job(**plan).resolve()

@@ -82,3 +82,20 @@ def test_infinity_is_no_size(tmp_path: Path) -> None:
     path.write_text('{"model_type": "llama", "hidden_size": Infinity}')
     with pytest.raises(UserError, match=r"hidden_size='?Infinity'? must be a whole number"):
         load_model(str(path))
+
+
+@pytest.mark.parametrize(
+    ("last", "mixtures"), [(-1, [False, True, True, True]), (2, [False, True, True, False]), (1, [False, True, False, False])]
+)
+def test_layers_of_ernie_that_are_mixtures(last: int, mixtures: list[bool], tmp_path: Path) -> None:
+    """From the second to the last that is said; −1 is the last of all."""
+    sizes = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 128}
+    sizes |= {"vocab_size": 100, "max_position_embeddings": 128}
+    data = {"model_type": "ernie4_5_moe", "moe_layer_end_index": last} | sizes
+    (tmp_path / "config.json").write_text(json.dumps(data))
+    model = load_model(str(tmp_path / "config.json"))[0]
+    assert [model.is_mixture(layer) for layer in range(4)] == mixtures
+    for wrong in ("all", True, 1.5):
+        (tmp_path / "config.json").write_text(json.dumps(data | {"moe_layer_end_index": wrong}))
+        with pytest.raises(UserError, match="moe_layer_end_index=.* must be a whole number"):
+            load_model(str(tmp_path / "config.json"))

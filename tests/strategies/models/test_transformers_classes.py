@@ -60,6 +60,21 @@ def test_an_encoder_and_a_decoder_have_inputs_by_name(tmp_path: Path) -> None:
     assert any("samples of 96, decoder_input_ids 32 were traced" in note for note in job.notes)
 
 
+def test_a_missing_input_is_asked_for_by_name(tmp_path: Path) -> None:
+    """Whisper reads spectrograms, and its decoder what has been said before."""
+    data = {
+        "model_type": "whisper",
+        "architectures": ["WhisperForConditionalGeneration"],
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+    }
+    with pytest.raises(UserError, match=r"other inputs have names, as --input 96:int64,decoder_input_ids=32:int64") as caught:
+        traced(tmp_path, data, "80x3000")
+    assert "\n" not in str(caught.value)
+    job = traced(tmp_path, data | {"d_model": 48}, "input_features=80x3000,decoder_input_ids=448:int64")
+    assert job.model.parameters > 0
+
+
 def test_what_passes_do_not_read_is_said(tmp_path: Path) -> None:
     """A ViT whose images have no masked patches does not read the token that stands for these; its result is called otherwise."""
     data = {"model_type": "vit", "architectures": ["ViTForMaskedImageModeling"], "num_hidden_layers": 1, "image_size": 32}

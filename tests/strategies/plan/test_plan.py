@@ -126,3 +126,13 @@ def test_options_beside_options_that_were_read_before_are_added_to_them():
     plan = Plan.model_validate({"kernels": "torch", "framework": before.framework, "gradient_as_bucket_view": True})
     said = dict(plan.options)
     assert (said["set_to_none"], said["gradient_as_bucket_view"]) == (False, True)
+
+
+@pytest.mark.parametrize(("said", "meant"), [("bfloat16", "bf16"), ("BF16", "bf16"), ("half", "fp16"), ("Float32", "fp32")])
+def test_pytorch_s_names_of_types_are_understood(said: str, meant: str) -> None:
+    assert Plan.model_validate({"precision": said}).precision == meant
+
+
+def test_a_precision_that_is_no_text_is_refused() -> None:
+    with pytest.raises(UserError, match="plan: precision=16: input should be"):
+        build(Plan, {"precision": 16}, "plan")
