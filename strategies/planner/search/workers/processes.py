@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import Future, ProcessPoolExecutor
 
 
 class Processes(ProcessPoolExecutor):
@@ -17,10 +17,14 @@ class Processes(ProcessPoolExecutor):
 
     def end(self) -> None:
         """End at once, with what is under way."""
-        workers = list((self._processes or {}).values())
-        self.shutdown(wait=False, cancel_futures=True)
-        for process in workers:
-            process.terminate()
+        for item in list(self._pending_work_items.values()):  # cancelled ones that the pool's thread would die of
+            if item.future.cancelled():
+                item.future = Future()
+        for process in list((self._processes or {}).values()):
+            process.kill()
+        # the pool's thread sees them gone and closes its pipes in order; of a pool that is shut down first and not waited for
+        # Python 3.11 writes to a closed pipe when it ends (concurrent.futures.process._python_exit)
+        self.shutdown()
 
 
 def _end_with_parent() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -31,6 +33,26 @@ def die_once(file: str, value: int) -> int:
 def test_a_process_that_dies_is_replaced(tmp_path: Path) -> None:
     with engine(workers=1) as runs:
         assert runs.submit(die_once, str(tmp_path / "died"), 1).result(60) == 2
+
+
+ENDED = """
+import time
+from strategies.planner.search.workers.processes import Processes
+def search():
+    pool = Processes(2)
+    futures = [pool.submit(time.sleep, 30) for _ in range(8)]
+    time.sleep(0.5)
+    futures[-1].cancel()
+    pool.end()
+search()
+time.sleep(0.5)
+"""
+
+
+def test_processes_that_are_ended_at_work_leave_nothing_to_say() -> None:
+    """Python 3.11's pool wrote to a closed pipe when the program ended, or its thread died of a cancelled call."""
+    ended = subprocess.run([sys.executable, "-c", ENDED], capture_output=True, text=True, timeout=25)
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_dask_workers_find_the_same_even_when_one_dies(tmp_path: Path) -> None:
