@@ -120,6 +120,8 @@ def nemotron_h(config: Reader) -> dict[str, Any]:
     fields |= grouped_heads(config, kv_heads=8, head_dim=128)
     fields |= {"layers": len(names), "gated": False, "positions": "none", "mlp_bias": config.flag("mlp_bias", False)}
     if MOE in names:
+        if fields["mlp_bias"]:
+            raise UserError(f"{config.where}: mlp_bias=true is not read of a mixture: routed experts have none")
         if config.optional("moe_latent_size") is not None:
             raise UserError(f"{config.where}: moe_latent_size: experts in a latent space are not simulated")
         fields["experts"] = {

@@ -14,8 +14,9 @@ from topologies.reading import UserError, shown
 def ernie_mixture(config: Reader) -> dict[str, Any]:
     """ERNIE 4.5: layers from `moe_layer_start_index` to `moe_layer_end_index` are mixtures, each `moe_layer_interval`-th."""
     bias = config.flag("use_bias", False)
+    if bias:
+        raise UserError(f"{config.where}: use_bias=true is not read of a mixture: experts have none, and other matrices have")
     fields = llama_like(config, tied=True) | grouped_heads(config, kv_heads=4)
-    fields |= {"attention_bias": bias, "output_bias": bias, "mlp_bias": bias, "head_bias": fields["head"] and bias}
     config.harmless("moe_norm_min", "moe_num_experts_per_tok", "moe_use_aux_free")
     first, last = config.optional("moe_layer_start_index", 1) or 0, config.value("moe_layer_end_index", 27)
     every, layers = config.optional("moe_layer_interval", 1) or 1, fields["layers"]

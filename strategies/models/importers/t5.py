@@ -20,7 +20,7 @@ def t5(config: Reader) -> dict[str, Any]:
     name = config.architecture
     if name and not name.endswith(("ForConditionalGeneration", "WithLMHeadModel", "Model")):
         raise UserError(f"{config.where}: architectures[0]='{name}': only T5ForConditionalGeneration and T5Model are read")
-    config.harmless("classifier_dropout", "relative_attention_max_distance", "is_gated_act", "dense_act_fn", "output_past")
+    config.harmless("classifier_dropout", "relative_attention_max_distance", "dense_act_fn", "output_past")
     layers = config.integer("num_layers")
     decoders = config.optional("num_decoder_layers") or layers
     names = ["encoder"] * layers + ["first decoder"] + ["decoder"] * (decoders - 1)
@@ -36,7 +36,7 @@ def t5(config: Reader) -> dict[str, Any]:
         "heads": config.integer("num_heads"),
         "head_dim": config.optional("d_kv", 64),
         "ffn": config.integer("d_ff"),
-        "gated": str(config.value("feed_forward_proj", "relu")).startswith("gated"),
+        "gated": _gated(config, "relu"),
         "vocabulary": config.integer("vocab_size"),
         "context": config.optional("n_positions", TOKENS),
         "positions": "relative",
@@ -57,4 +57,9 @@ def t5(config: Reader) -> dict[str, Any]:
 def mt5(config: Reader) -> dict[str, Any]:
     """mT5: T5 v1.1 with a larger vocabulary and a head of its own."""
     tied = config.flag("tie_word_embeddings", False)
-    return t5(config) | {"tied": tied, "gated": str(config.value("feed_forward_proj", "gated-gelu")).startswith("gated")}
+    return t5(config) | {"tied": tied, "gated": _gated(config, "gated-gelu")}
+
+
+def _gated(config: Reader, absent: str) -> bool:
+    """Whether blocks have a gate: `is_gated_act` where the file has it, or the name of the activation."""
+    return config.flag("is_gated_act", str(config.value("feed_forward_proj", absent)).startswith("gated"))
