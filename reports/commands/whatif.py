@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,7 +82,7 @@ def command(
     """
     from reports.formatting import TOKENS
     from strategies.planner import whatif
-    from strategies.planner.multiples import absolute, rounded
+    from strategies.planner.multiples import absolute, own_value, rounded
     from strategies.planner.search.workers.executors import engine
     from topologies.reading import UserError
 
@@ -119,7 +120,9 @@ def command(
         from reports.figures.curve import curve
         from reports.tables.whatif import curves
 
-        echo(f"wrote {curve(curves(rest, axes[0].name), Path(plot))}", err=as_json)
+        field = axes[0].name
+        own = [] if replan else [replace(case, changes={field: own_value(field, read({}), price)}) for case in base]
+        echo(f"wrote {curve(curves(rest, field, own), Path(plot))}", err=as_json)
     if whatif.impossible(rest):
         sys.exit(2)
 

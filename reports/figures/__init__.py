@@ -74,6 +74,9 @@ MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), stric
 DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
 LANES = 32  # rows of a Gantt chart
 NUMBERED = 16  # microbatches up to which passes are numbered
+DIGIT = 0.0066  # of the width of a figure, for each digit of a number: narrower passes have none
+STRENGTH = 0.55  # of the colour of every other chunk
+PALE = "pale: every other chunk of the rank"
 
 _STYLE: dict[str, Any] = {
     "font.family": "DejaVu Sans",
@@ -172,6 +175,24 @@ def ink(colour: str) -> str:
     """Black or white: what can be read on `colour`, by its brightness (Rec. 601)."""
     red, green, blue = (int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5))
     return WHITE if 0.299 * red + 0.587 * green + 0.114 * blue < 0.5 else BLACK
+
+
+def pale(colour: str) -> str:
+    """A colour mixed with white: of every other chunk of a pipeline rank."""
+    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return "#" + "".join(f"{round(STRENGTH * part + (1 - STRENGTH) * 255):02X}" for part in parts)
+
+
+def columns(entries: int) -> int:
+    """Columns of a legend below a figure of 12 inches: one row of up to seven, else two that are as long."""
+    return entries if entries <= 7 else -(-entries // 2)
+
+
+def chunk_patch() -> Any:
+    """The legend entry of pale colours."""
+    from matplotlib.patches import Patch
+
+    return Patch(facecolor=pale(BLUE), label=PALE)
 
 
 def patch(name: str, label: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.figures import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, WHITE, canvas, figure
+from reports.figures import BLUE, DARK, GREEN, ORANGE, PURPLE, RED, SKY, WHITE, canvas, figure
 from reports.formatting import digits
 
 if TYPE_CHECKING:
@@ -34,7 +34,10 @@ def curve(data: Curve) -> Figure:
         hollow = [(x, y) for x, y, fits in points if not fits]
         if hollow:
             ax.plot(*zip(*hollow, strict=True), "o", color=WHITE, markeredgecolor=colour)
+    if any(not fits for points in data.lines.values() for *_, fits in points):
+        ax.plot([], [], "o", color=WHITE, markeredgecolor=DARK, label="out of memory")
     highest = max(y for points in data.lines.values() for _, y, _ in points)
+    ax.set_title(f"{data.label} over {data.field}")
     ax.set(xlabel=data.field, ylabel=data.label, ylim=(0, 1.12 * highest))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: digits(y) if highest < 10 else f"{y:,.0f}"))
     _values(ax, sorted({x for points in data.lines.values() for x, _, _ in points}))

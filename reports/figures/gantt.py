@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import COLOURS, DARK, HATCHES, LANES, NUMBERED, WHITE, canvas, figure, ink, patch, time_unit
-from reports.figures.timeline_bars import WEIGHT, Strips, chosen, lane_names, strips
+from reports.figures import (
+    COLOURS,
+    DARK,
+    DIGIT,
+    HATCHES,
+    LANES,
+    NUMBERED,
+    WHITE,
+    canvas,
+    chunk_patch,
+    columns,
+    figure,
+    ink,
+    pale,
+    patch,
+    time_unit,
+)
+from reports.figures.timeline_bars import WEIGHT, Bar, Strips, chosen, lane_names, strips
 from reports.formatting import digits, seconds
 from sim.analysis.breakdown import AXES
 from sim.program import COMPUTE, CPU
@@ -61,7 +77,7 @@ def gantt(timeline: Timeline) -> Figure:
         parts[0].set_xlabel(f"time ({name})")
         parts[0].set_title(about, loc="right", fontsize=8.5, color=DARK)
     handles = entries(every, axes, timeline.step)
-    drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
+    drawn.legend(handles=handles, loc="outside lower center", ncols=columns(len(handles)), fontsize=9)
     return drawn
 
 
@@ -99,6 +115,8 @@ def entries(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
             totals.update(bar.shares)
     shown = {key for key, seconds in totals.items() if key not in DELAYS or seconds > 0.002 * len(rows) * step}
     handles = [patch(key, key) for key in (*PASSES, *DELAYS) if key in shown]
+    if any(bar.pale for row in rows for bar in row.passes):
+        handles.append(chunk_patch())
     names = {axis: "update on the CPUs" if axis == CPU else f"{axis} communication" for axis in AXES}
     return [*handles, *(patch(axis, name) for axis, name in names.items() if axis in shown or axis in axes)]
 
@@ -106,27 +124,35 @@ def entries(rows: list[Strips], axes: list[str], step: float) -> list[Any]:
 def draw_passes(ax: Axes, y: int, row: Strips, unit: float, step: float) -> None:
     """Bars of the compute stream, each cut in height by what its time went to; numbered where they are wide enough for `step`."""
     upper, height = (y - 0.42, 0.57) if row.transfers else (y - 0.42, 0.84)
-    spans: dict[str, list[tuple[float, float, float, float]]] = {}
+    spans: dict[tuple[str, bool], list[tuple[float, float, float, float]]] = {}
     for bar in row.passes:
         whole, bottom, wide = bar.whole or sum(bar.shares.values()), upper + height, bar.end - bar.start > 0.012 * step
         for name in (key for key in (*PASSES, *AXES, *DELAYS) if bar.shares.get(key)):
             part = height * bar.shares[name] / whole
-            spans.setdefault(name, []).append((bar.start * unit, bottom, (bar.end - bar.start) * unit, part))
+            spans.setdefault((name, bar.pale), []).append((bar.start * unit, bottom, (bar.end - bar.start) * unit, part))
             if wide and bar.microbatch >= 0 and bar.shares[name] == max(bar.shares.values()):
-                colour, x = ink(COLOURS[name]), (bar.start + bar.end) / 2 * unit
-                ax.text(
-                    x, bottom - part / 2, str(bar.microbatch), ha="center", va="center", fontsize=8.5, color=colour, clip_on=True
-                )
+                _number(ax, bar, bottom - part / 2, unit, step, ink(_colour(name, bar.pale)))
             bottom -= part
         if wide:  # on a narrow bar a separator would cover too much
             ax.plot([bar.end * unit] * 2, [upper, upper + height], color=WHITE, linewidth=0.8, solid_capstyle="butt")
-    for name, rectangles in spans.items():
-        _rectangles(ax, rectangles, name)
+    for (name, is_pale), rectangles in spans.items():
+        _rectangles(ax, rectangles, name, is_pale)
 
 
-def _rectangles(ax: Axes, spans: list[tuple[float, float, float, float]], name: str) -> None:
+def _colour(name: str, is_pale: bool) -> str:
+    return pale(COLOURS[name]) if is_pale else COLOURS[name]
+
+
+def _number(ax: Axes, bar: Bar, y: float, unit: float, step: float, colour: str) -> None:
+    """The microbatch of a bar that has room for it."""
+    text, x = str(bar.microbatch), (bar.start + bar.end) / 2 * unit
+    if bar.end - bar.start > (DIGIT * len(text) + 0.002) * step:
+        ax.text(x, y, text, ha="center", va="center", fontsize=8.5, color=colour, clip_on=True)
+
+
+def _rectangles(ax: Axes, spans: list[tuple[float, float, float, float]], name: str, is_pale: bool) -> None:
     """Many rectangles of one colour: (left, lower edge, width, height), y growing downwards."""
     from matplotlib.collections import PolyCollection
 
     corners = [[(x, y), (x + width, y), (x + width, y - height), (x, y - height)] for x, y, width, height in spans]
-    ax.add_collection(PolyCollection(corners, facecolor=COLOURS[name], linewidth=0, edgecolor="none", hatch=HATCHES.get(name)))
+    ax.add_collection(PolyCollection(corners, facecolor=_colour(name, is_pale), lw=0, edgecolor="none", hatch=HATCHES.get(name)))

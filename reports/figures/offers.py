@@ -1,48 +1,58 @@
-"""What to buy: days against cost of each offer."""
+"""What to buy: days and cost of each offer."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.figures import BLUE, GREEN, ORANGE, PURPLE, RED, SKY, canvas, figure
+from reports.figures import BLUE, DARK, ORANGE, figure
 from reports.formatting import dollars, tokens_text
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from strategies.planner.spending.purchase import Bought
 
-SHAPES = ("o", "s", "^", "D", "v", "P")
-
 
 @figure("offers")
 def offers(data: tuple[Sequence[Bought], float]) -> Figure:
-    """Offers that can train the model, and the tokens: a point each, with the days and dollars that 80 % of runs are in; without
-    prices, GPU-hours.
+    """Offers that can train the model, and the tokens: bars of days and of dollars (without prices: GPU-hours), with what 80 % of
+    runs are in.
     """
+    from matplotlib.figure import Figure
+
     bought, tokens = data
-    drawn, ax = canvas(7.2, 4.4)
-    colours = (BLUE, ORANGE, GREEN, PURPLE, RED, SKY)
     able = [each for each in bought if each.training is not None and each.run is not None]
     priced = all(each.training is not None and each.training.usd is not None for each in able)
-    right, top = list[float](), list[float]()
-    for number, each in enumerate(able):
+    drawn = Figure(figsize=(10, 1.3 + 0.55 * max(1, len(able))), layout="constrained")
+    left, right = drawn.subplots(1, 2, sharey=True)
+    days, spread, money = list[float](), list[tuple[float, float]](), list[float]()
+    for each in able:
         assert each.training is not None
         assert each.run is not None
-        days, whole = each.run.days, each.training
-        money = whole.usd if priced and whole.usd is not None else whole.gpu_hours
-        per_day = money / days.mean
-        across = [[days.mean - days.low], [days.high - days.mean]]
-        up = [[(days.mean - days.low) * per_day], [(days.high - days.mean) * per_day]]
-        right.append(days.high)
-        top.append(money + up[1][0])
-        colour, shape = colours[number % len(colours)], SHAPES[number % len(SHAPES)]
-        ax.errorbar([days.mean], [money], yerr=up, xerr=across, fmt=shape, color=colour, capsize=3, markersize=8)
-        text = f"{each.offer.name}\n{days.mean:.3g} days" + (f", {dollars(money)}" if priced else "")
-        ax.annotate(text, (days.mean, money), xytext=(10, 8), textcoords="offset points", fontsize=8.5, color=colour)
-    longest, most = (max(ends, default=1.0) for ends in (right, top))
-    ax.yaxis.set_major_formatter((lambda value, _: dollars(value)) if priced else "{x:,.0f}")
-    ax.set(xlim=(0, 1.45 * longest), ylim=(0, 1.25 * most))
-    ax.set(xlabel=f"days for {tokens_text(tokens)}, failures included", ylabel="cost" if priced else "GPU-hours")
+        days.append(each.run.days.mean)
+        spread.append((each.run.days.low, each.run.days.high))
+        money.append(each.training.usd if priced and each.training.usd is not None else each.training.gpu_hours)
+    shares = [(low / mean, high / mean) for mean, (low, high) in zip(days, spread, strict=True)]
+    _bars(left, days, shares, BLUE, [f"{day:.3g} days" for day in days])
+    _bars(right, money, shares, ORANGE, [dollars(each) if priced else f"{each:,.0f}" for each in money])
+    left.set_yticks(range(len(able)), [each.offer.name for each in able])
+    left.set_ylim(len(able) - 0.5, -0.5)
+    left.set(title="Time", xlabel=f"days for {tokens_text(tokens)}, failures included")
+    right.set(title="Cost", xlabel="cost (dollars)" if priced else "GPU-hours")
+    if priced:
+        right.xaxis.set_major_formatter(lambda value, _: dollars(value))
+    right.locator_params(axis="x", nbins=6)
     return drawn
+
+
+def _bars(ax: Axes, sizes: Sequence[float], shares: Sequence[tuple[float, float]], colour: str, labels: Sequence[str]) -> None:
+    """A bar each with its interval, given as parts of its length, and a label behind it; the shortest in full colour."""
+    for y, (size, (low, high), label) in enumerate(zip(sizes, shares, labels, strict=True)):
+        across = [[size * (1 - low)], [size * (high - 1)]]
+        ax.barh(y, size, height=0.6, color=colour, alpha=1.0 if size == min(sizes) else 0.45)
+        ax.errorbar([size], [y], xerr=across, color=DARK, capsize=3, linewidth=1)
+        ax.text(size * high, y, f"  {label}", va="center", fontsize=9)
+    ax.set_xlim(0, 1.3 * max((size * high for size, (_, high) in zip(sizes, shares, strict=True)), default=1.0))
+    ax.tick_params(axis="y", length=0)

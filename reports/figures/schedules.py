@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.figures import BLUE, DARK, GREEN, LIGHT, ORANGE, YELLOW, canvas, figure, ink
+from reports.figures import BLUE, DARK, DIGIT, GREEN, LIGHT, ORANGE, YELLOW, canvas, chunk_patch, figure, ink, pale
 from reports.formatting import percent
 from strategies.schedules.unit_play import Pass, UnitPlay
 
@@ -19,8 +19,6 @@ KINDS = {
     "I": ("gradient of inputs", YELLOW),
     "W": ("gradient of weights", GREEN),
 }
-NUMBERED = 0.0066  # of the width, for each digit: narrower passes have no number
-LATER = 0.55  # how strong the colour of every other chunk is
 
 
 @figure("schedules")
@@ -40,7 +38,7 @@ def schedules(plays: Sequence[UnitPlay]) -> Figure:
     handles = [Patch(facecolor=colour, label=name) for kind, (name, colour) in KINDS.items() if kind in used]
     handles.append(Patch(facecolor=LIGHT, label="idle"))
     if any(play.chunks > 1 for play in plays):
-        handles.append(Patch(facecolor=_pale(BLUE), label="pale: every other chunk of the rank"))
+        handles.append(chunk_patch())
     drawn.legend(handles=handles, loc="outside lower center", ncols=6, fontsize=9)
     return drawn
 
@@ -63,15 +61,9 @@ def _panel(ax: Axes, play: UnitPlay, longest: float) -> None:
 
 def _bar(ax: Axes, each: Pass, longest: float) -> None:
     colour = KINDS[each.kind][1]
-    colour = _pale(colour) if each.chunk % 2 else colour
+    colour = pale(colour) if each.chunk % 2 else colour
     width = each.end - each.start
     ax.broken_barh([(each.start, width)], (each.rank - 0.45, 0.9), facecolor=colour, edgecolor=DARK, linewidth=0.4)
-    if width > NUMBERED * longest * len(str(each.microbatch)):
+    if width > DIGIT * longest * len(str(each.microbatch)):
         middle = (each.start + each.end) / 2
         ax.text(middle, each.rank, str(each.microbatch), ha="center", va="center", fontsize=7.5, color=ink(colour), clip_on=True)
-
-
-def _pale(colour: str) -> str:
-    """A colour mixed with white."""
-    parts = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
-    return "#" + "".join(f"{round(LATER * part + (1 - LATER) * 255):02X}" for part in parts)

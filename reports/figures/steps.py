@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from reports.figures import LANES, canvas, figure, time_unit
+from reports.figures import LANES, canvas, columns, figure, time_unit
 from reports.figures.gantt import draw_passes, draw_transfers, entries
 from reports.figures.timeline_bars import chosen, lane_names, strips
 from reports.formatting import seconds
@@ -43,5 +43,5 @@ def steps(timelines: Mapping[str, Timeline]) -> Figure:
         ax.set_title(f"{key}: {seconds(timelines[key].step)}")
     panels[-1].set_xlabel(f"time ({name}); strips below passes: transfers")
     handles = entries(every, axes, longest)
-    drawn.legend(handles=handles, loc="outside lower center", ncols=min(8, len(handles)), fontsize=9)
+    drawn.legend(handles=handles, loc="outside lower center", ncols=columns(len(handles)), fontsize=9)
     return drawn

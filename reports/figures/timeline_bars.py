@@ -15,12 +15,14 @@ from sim.program import COMPUTE, SIDE_STREAM, SIDE_STREAM_ACROSS_NODES, Block, C
 from sim.timeline import Timeline
 
 SEEN = 0.01  # of a bar's time: less cannot be seen
+INPUT = "input gradient"  # the part of a backward pass that the stage before waits for
 WEIGHT = "weight gradient"  # the part of a backward pass that nobody waits for, where a schedule runs it by itself
 
 
 @dataclass
 class Bar:
-    """A pass, several ops that follow each other closely, or a span of time. shares: seconds by phase, axis or delay.
+    """A pass, several ops that follow each other closely, or a span of time. shares: seconds by phase, axis or delay; chunk: of
+    the pipeline rank, −1 where it means nothing.
 
     A bar of full height has shares that add up to `whole`; by default it is the sum of the shares.
     """
@@ -30,6 +32,12 @@ class Bar:
     microbatch: int
     shares: dict[str, float] = field(default_factory=dict)
     whole: float = 0.0
+    chunk: int = -1
+
+    @property
+    def pale(self) -> bool:
+        """Whether it is of every other chunk of its rank, which figures draw in pale colours."""
+        return self.chunk > 0 and self.chunk % 2 == 1
 
 
 class Strips(NamedTuple):
@@ -76,9 +84,10 @@ def strips(
                 if seconds > SEEN * (end - start):
                     shares[name] = seconds
         name = op.work.name if isinstance(op.work, Block) else ""
+        name = "backward" if name == INPUT else name
         if passes and passes[-1].end < start <= beside + gap:  # the pass goes on, and has waited for a collective beside it
             passes[-1].end = start
-        _append(passes, Bar(start, end, op.microbatch, shares), gap, name)
+        _append(passes, Bar(start, end, op.microbatch, shares, chunk=op.chunk), gap, name)
     if len(passes) > limit:
         passes = _spans(passes, first, last, limit)
     return Strips(lane, passes, transfers)
@@ -89,10 +98,11 @@ def _append(bars: list[Bar], new: Bar, gap: float, name: str = "") -> None:
     last = bars[-1] if bars else None
     same = last is not None and last.microbatch == new.microbatch and new.start - last.end < gap
     same = same and last is not None and (WEIGHT in last.shares) == (WEIGHT in new.shares)
+    same = same and last is not None and (last.chunk == new.chunk or -1 in (last.chunk, new.chunk))
     if last is None or not same or (name in PHASES and _direction(last) not in ("", name)):
         bars.append(new)
         return
-    last.end = max(last.end, new.end)
+    last.end, last.chunk = max(last.end, new.end), max(last.chunk, new.chunk)
     for key, seconds in new.shares.items():
         last.shares[key] = last.shares.get(key, 0.0) + seconds
 

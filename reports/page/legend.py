@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from reports.figures import COLOURS, HATCHES, MEMORY
+from reports.figures import COLOURS, HATCHES, MEMORY, PALE, pale
 from reports.formatting import KINDS, components, held
 from sim.analysis.summary import Summary
 
@@ -35,8 +35,11 @@ def legend(summaries: Iterable[Summary], view: Mapping[str, Any]) -> dict[str, l
     names = [name.removesuffix(" exposed") for name in components(seen)]
     names += [name for name, _ in view["keys"]] + list(view["axes"])
     kinds = [kind for kind in KINDS if any(held(stage)[kind] for run in runs for stage in run.memory)]
+    times = [Entry(_told(name), background(COLOURS[name], HATCHES.get(name, ""))) for name in dict.fromkeys(names)]
+    if any(is_pale for row in view["rows"] for *_, is_pale in row["passes"]):
+        times.append(Entry(PALE, pale(COLOURS["forward"])))
     return {
-        "time": [Entry(_told(name), background(COLOURS[name], HATCHES.get(name, ""))) for name in dict.fromkeys(names)],
+        "time": times,
         "memory": [Entry(kind, MEMORY[kind]) for kind in kinds],
     }
 

@@ -51,7 +51,9 @@ def step_view(
     rows, axes = [], dict[str, str]()
     for number in lanes:
         row = strips(played, number, limit, window, pixels)
-        bars = [[at(bar.start), at(bar.end), bar.microbatch, at(bar.whole), indexed(bar.shares)] for bar in row.passes]
+        bars = [
+            [at(bar.start), at(bar.end), bar.microbatch, at(bar.whole), indexed(bar.shares), int(bar.pale)] for bar in row.passes
+        ]
         transfers = {axis: [[at(bar.start), at(bar.end)] for bar in several] for axis, several in row.transfers.items()}
         axes |= {axis: COLOURS[axis] for axis in transfers}
         rows.append({"lane": number, "name": names[number], "passes": bars, "transfers": transfers})

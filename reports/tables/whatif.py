@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group, RenderableType
@@ -255,8 +256,10 @@ def _spent(training: Cost, priced: bool) -> float:
     return training.usd if priced and training.usd is not None else training.gpu_hours
 
 
-def curves(cases: Sequence[Case], field: str) -> Curve:
-    """tokens/s/GPU of what was not refused, over a field of numbers, by plan. Raises UserError."""
+def curves(cases: Sequence[Case], field: str, own: Sequence[Case] = ()) -> Curve:
+    """tokens/s/GPU of what was not refused, over a field of numbers, by plan. own: the job as it is, with its value of the field,
+    which is shown where it is a number in the unit of the others. Raises UserError.
+    """
     from reports.figures.curve import Curve
 
     result: dict[str, list[tuple[float, float, bool]]] = {}
@@ -269,6 +272,12 @@ def curves(cases: Sequence[Case], field: str) -> Curve:
     if len(units) > 1:
         raise UserError(f"--plot: {field} is given in {' and in '.join(unit or 'no unit' for unit in units)}: give all in one")
     (unit,) = units
+    for case in own:
+        with suppress(UserError):
+            number, own_unit = _number(case.changes[field], field)
+            if case.summary is not None and own_unit == unit:
+                line = {x: (x, y, fits) for x, y, fits in result.get(_plan(case), ())}
+                result[_plan(case)] = sorted((line | {number: (number, _delivered(case), case.summary.fits)}).values())
     over_days = any(case.run is not None for case in cases)
     label = "tokens/s/GPU, failures included" if over_days else "tokens/s/GPU"
     return Curve(f"{field} ({unit})" if unit else field, result, label)

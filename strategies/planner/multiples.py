@@ -30,6 +30,15 @@ def absolute(axis: Axis, job: Job, price: float | None = None) -> Axis:
     )
 
 
+def own_value(field: str, job: Job, price: float | None = None) -> Any:
+    """The number that the job has for a field, as it is written; None where it is no number."""
+    try:
+        (choice,) = absolute(Axis(field, ({field: "x1"},)), job, price).choices
+    except UserError:
+        return None
+    return choice[field]
+
+
 def rounded(axis: Axis, job: Job) -> Iterator[str]:
     """What is to be said of multiples of nodes that are no whole number."""
     for choice in axis.choices:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from reports.figures import COLOURS, MEMORY, figures, time_unit
+from reports.figures import COLOURS, MEMORY, PALE, figures, time_unit
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
 from reports.figures.curve import Curve, curve
@@ -196,6 +197,42 @@ def test_growth_has_a_panel_per_size_and_a_line_per_algorithm() -> None:
     assert [ax.get_title(loc="left") for ax in drawn.axes] == ["1 KiB", "16 KiB", "64 KiB", "1024 KiB"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ring", "tree"]  # the slowest first
     assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["2", "4", "8"]
+
+
+def test_chunks_of_a_rank_are_told_apart_and_forward_from_backward() -> None:
+    """ZB-V: two chunks on each rank, every microbatch forward, for inputs and for weights in each of them."""
+    timeline = simulate(
+        read_job(
+            overrides=["model.layers=8"],
+            model="llama-3.1-8b",
+            cluster="dgx-h100",
+            plan={"pp": 4, "schedule": "zb-v", "sequence": 4096, "accumulation": 4, "data_parallel": "zero1"},
+        )
+    )
+    bars = [bar for bar in strips(timeline, 0).passes if bar.microbatch >= 0]
+    assert Counter((bar.microbatch, bar.pale) for bar in bars) == {(each, pale): 3 for each in range(4) for pale in (False, True)}
+    assert not any({"forward", "backward"} <= set(bar.shares) for bar in bars)
+    labels = [text.get_text() for text in gantt.figure(timeline).legends[0].get_texts()]
+    assert PALE in labels
+
+
+def test_numbers_are_drawn_where_there_is_room(play: Callable[..., Timeline]) -> None:
+    timeline = play(pp=2, accumulation=128)
+    (left, right) = gantt.figure(timeline).axes
+    shown = sum(last - first for first, last in (left.get_xlim(), right.get_xlim()))
+    rows = [bar for lane in range(2) for bar in strips(timeline, lane).passes]
+    widths = {round((bar.start + bar.end) / 2, 9): bar.end - bar.start for bar in rows}
+    unit, _ = time_unit(timeline.step)
+    for ax in (left, right):
+        for text in ax.texts:
+            width = next(w for x, w in widths.items() if x * unit == pytest.approx(text.get_position()[0], rel=1e-6))
+            assert width * unit > 0.0066 * len(text.get_text()) * shown
+    assert any(len(text.get_text()) == 1 for text in left.texts)
+
+
+def test_a_curve_shows_what_does_not_fit_in_its_legend() -> None:
+    (ax,) = curve.figure(Curve("nodes", {"the job's plan": [(2.0, 1.0, False), (4.0, 1.0, True)]})).axes
+    assert [text.get_text() for text in ax.get_legend().get_texts()] == ["the job's plan", "out of memory"]
 
 
 def test_a_curve_is_whole_and_its_ticks_are_what_was_asked() -> None:

@@ -2,7 +2,11 @@
 
 import { element, ink, legend, seconds } from "./dom.js";
 
-const NAMES = 118, ROW = 34, AXIS = 22, MOST = 620;
+const NAMES = 118, ROW = 34, AXIS = 22, MOST = 620, STRENGTH = 0.55;
+
+/** A colour with white, of every other chunk of a pipeline rank. */
+const mixed = colour => "#" + [1, 3, 5].map(at => Math.round(STRENGTH * parseInt(colour.slice(at, at + 2), 16) + (1 - STRENGTH) * 255)
+  .toString(16).padStart(2, "0")).join("");
 
 export class Timeline {
   /** more: asks for bars of a window [first, last]; picked: a row was clicked; moved: the window has changed; at: the moment under
@@ -72,13 +76,13 @@ export class Timeline {
     pen.beginPath();
     pen.rect(NAMES, top, this.width - NAMES, height);
     pen.clip();
-    for (const [start, end, microbatch, whole, shares] of row.passes) {
+    for (const [start, end, microbatch, whole, shares, pale] of row.passes) {
       const left = this.x(start), width = Math.max(0.6, this.x(end) - left);
       if (left > this.width || left + width < NAMES) continue;
       const sum = whole || shares.reduce((total, [, value]) => total + value, 0) || 1;
       let bottom = top + 1 + upper, largest = null;
       for (const [key, value] of shares) {
-        const part = upper * value / sum, colour = data.keys[key][1];
+        const part = upper * value / sum, colour = pale ? mixed(data.keys[key][1]) : data.keys[key][1];
         pen.fillStyle = colour;
         pen.fillRect(left, bottom - part, width, part);
         bottom -= part;
@@ -88,7 +92,7 @@ export class Timeline {
         pen.fillStyle = this.colours.line;
         pen.fillRect(left + width - 0.5, top + 1, 0.5, upper);
       }
-      if (width > 16 && microbatch >= 0 && upper > 10 && largest) {
+      if (width > 8 + 6 * String(microbatch).length && microbatch >= 0 && upper > 10 && largest) {
         pen.fillStyle = ink(largest[1]);
         pen.textAlign = "center";
         pen.fillText(String(microbatch), left + width / 2, top + 1 + upper / 2 + 4);

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from strategies.job import Job
-from strategies.planner.multiples import absolute
+from strategies.planner.multiples import absolute, own_value
 from strategies.planner.search.space import Axis, parse_axis
 from strategies.read_job import read_job
 from topologies.reading import UserError
@@ -68,3 +68,9 @@ def test_only_multiples_are_replaced() -> None:
 def test_multiples_that_cannot_be_are_refused(axis: str, says: str) -> None:
     with pytest.raises(UserError, match=says):
         absolute(parse_axis(axis), job())
+
+
+def test_what_the_job_has_is_said_as_it_is_written() -> None:
+    assert own_value("cluster.node.nic", job()) == "25 GB/s"
+    assert own_value("plan.global_batch", job()) == 64
+    assert own_value("plan.data_parallel", job()) is None

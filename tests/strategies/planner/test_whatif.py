@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -184,6 +185,9 @@ def test_a_curve_has_one_unit(tmp_path: Path) -> None:
     plot = ("--plot", str(tmp_path / "curve.svg"))
     assert call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,50 GB/s", *plot).exit_code == 0
     assert "cluster.node.nic (GB/s)" in (tmp_path / "curve.svg").read_text()
+    assert call("whatif", *JOB, "--vary", "cluster.node.nic=x2", *plot).exit_code == 0
+    ticks = re.findall(r">([\d.]+)</text>", (tmp_path / "curve.svg").read_text())
+    assert {"25", "50"} <= set(ticks)  # what the job has stands beside what was asked
     mixed = call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,400 Gb/s", *plot)
     assert "--plot: cluster.node.nic is given in GB/s and in Gb/s: give all in one" in mixed.output
     assert mixed.exit_code == 2
