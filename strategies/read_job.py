@@ -197,6 +197,8 @@ def _model(
     """The model, keys of its file that were ignored, and what else the changes changed. sample: the input of a module;
     parallelize: what cuts it over tp ranks.
     """
+    if value is None and changes:
+        value, changes = changes, {}  # all of it by --set
     nested = isinstance(value, Mapping) and "module" in value
     source = value["module"] if nested else value
     by_class = sample is not None and isinstance(value, str) and value.endswith(".json")  # transformers' own

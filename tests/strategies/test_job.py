@@ -173,3 +173,12 @@ def test_a_sequence_that_was_not_asked_for_is_said() -> None:
     assert said("llama-3.1-8b")
     assert not said("llama-3.1-8b", sequence=4096)
     assert not said("gpt3-175b")
+
+
+def test_a_model_may_be_said_by_overrides_alone() -> None:
+    fields = {"name": "own", "hidden": 64, "layers": 2, "heads": 4, "vocabulary": 100, "context": 16}
+    said = [{"model": fields}, {f"model.{field}": value for field, value in fields.items()}]
+    expected = read_job(model=fields, cluster="dgx-h100").model
+    assert [read_job(cluster="dgx-h100", overrides=overrides).model for overrides in said] == [expected, expected]
+    with pytest.raises(UserError, match="model: field 'hidden' is required"):
+        read_job(cluster="dgx-h100", overrides={"model.name": "own"})

@@ -309,3 +309,21 @@ def test_a_batch_that_scales_is_a_multiple_of_what_replicas_take_at_once() -> No
     assert scaled(nodes=1, plan__microbatch=16) == 128
     assert scaled("keep", nodes=3) == 64
     assert scaled(nodes=3, plan__microbatch=-1) == 64  # refused: its simulation says why
+
+
+def test_what_else_says_a_batch_is_set_aside() -> None:
+    """Of a job of 16 ranks along dp, whose batch is said by microbatches of each; what a change says itself stays."""
+
+    def of(plan: dict[str, Any]) -> Any:
+        return lambda changes: read_job(overrides=changes, model=MODEL, cluster="dgx-a100", nodes=2, plan=plan)
+
+    accumulated, several = {"plan.accumulation": 2}, {"plan.accumulation": 2, "plan.dp": 8, "plan.tp": 2}
+    inputs = [{"nodes": 4}, {"plan.dp": 8, "plan.tp": 2}, accumulated, several, {"plan.global_batch": 32}]
+    assert batched(of({"dp": 16, "accumulation": 4}), inputs, None) == [
+        {"nodes": 4, "plan.dp": None},
+        {"plan.dp": 8, "plan.tp": 2},
+        accumulated | {"plan.global_batch": None, "plan.dp": None},
+        several | {"plan.global_batch": None},
+        {"plan.global_batch": 32, "plan.accumulation": None, "plan.dp": None},
+    ]
+    assert batched(of({"global_batch": 64}), [{"nodes": 4}], None) == [{"nodes": 4}]
