@@ -30,6 +30,13 @@ BASES: dict[str, tuple[dict[str, Any] | str, dict[str, Any], int]] = {  # model,
     "encoder and decoder": ("tests/data/models/t5-small.json", {"kernels": "torch", "accumulation": 2, "sequence": 128}, 1),
     "images": (VISION, {"tp": 2, "accumulation": 2, "sequence": 17}, 1),
     "offloaded": (MODELS[3], {"data_parallel": "zero2", "offload": {"optimizer": "cpu"}, "accumulation": 2}, 1),
+    "experts by nodes": (MIXTURE, {"ep": 8, "ep_nodes": 2, "routed_nodes": 1, "accumulation": 2}, 2),
+    "whole experts": (MIXTURE, {"ep": 2, "tp": 2, "expert_tp": 1, "sequence_parallel": True, "accumulation": 2}, 1),
+    "split passes": (MODELS[1], {"schedule": "zb-v", "pp": 2, "accumulation": 8}, 1),
+    "local steps": (MODELS[0], {"data_parallel": "diloco", "local_steps": 3, "accumulation": 1}, 1),
+    "powersgd": (MODELS[0], {"data_parallel": "ddp_powersgd", "kernels": "torch", "accumulation": 2}, 1),
+    "pieces": (MODELS[1], {"fp8": {}, "tp": 4, "sequence_parallel": True, "overlap_tp": "pieces", "accumulation": 2}, 1),
+    "uneven": (MODELS[0], {"uneven_batch": "join", "global_batch": 27, "kernels": "torch"}, 1),
     "windows": ("tests/data/models/gemma-3-1b.json", {"kernels": "torch", "accumulation": 2}, 1),
 }
 SIZES: dict[str, dict[str, Any]] = {"mixture": MIXTURE, "hybrid": HYBRID, "images": VISION}
