@@ -99,7 +99,8 @@ def emulate(
     need_torch()
     with cluster(emulation) as nodes:
         said = emulation.said(min(launch(probe, len(nodes), PROBE, nodes=nodes)))
-        predicted = [predict(job, emulation.priced(*of)) for job, of in zip(jobs, here, strict=True)]
+        played = map(emulation.played, jobs)
+        predicted = [predict(job, emulation.priced(*of)) for job, of in zip(played, here, strict=True)]
         return _executed(jobs, predicted, seconds, hear, nodes, (said,), launches)
 
 

@@ -39,11 +39,12 @@ def read_set(
     overrides: Iterable[str],
     only: Iterable[str] = (),
     part: Literal["", "quick", "emulated"] = "",
+    processes: int | None = None,
     **given: Any,
 ) -> list[Job]:
     """The jobs of a set, by default of the shipped one; `only` those named, `part` those that the set calls so.
 
-    given: model, cluster, profile … in place of the set's. Raises UserError.
+    processes: by default the cluster's. given: model, cluster, profile … in place of the set's. Raises UserError.
     """
     where = path or str(SHIPPED)
     variants = _set(where)
@@ -56,7 +57,7 @@ def read_set(
     }
     overrides = list(overrides)
     of_cluster = [each for each in overrides if each.startswith("cluster.")]
-    gpus = stated_job(None, of_cluster, **fields).cluster.gpus
+    gpus = processes or stated_job(None, of_cluster, **fields).cluster.gpus
     return [
         read_job(None, overrides, name=name, plan=_grown(variants, name, gpus), **fields)
         for name in names

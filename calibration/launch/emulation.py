@@ -25,7 +25,9 @@ from calibration.launch.local import DEVICE
 from calibration.launch.place import under_launcher, uninterrupted
 from sim.pricing.prices import Profile
 from strategies.job import Job
+from topologies.cluster import UnequalCluster
 from topologies.documents.units import BytesPerSecond
+from topologies.node_group import NodeGroup
 from topologies.reading import Config, UserError, build
 
 if TYPE_CHECKING:
@@ -44,11 +46,21 @@ WIRE = {"reduce_scatter": 2.0, "all_gather/2": 1.5}
 
 
 class Emulation(Config):
-    """`nodes` of `ranks` processes each; bandwidth per direction."""
+    """`nodes` of `ranks` processes each; bandwidth per direction. slow: that of the last node's link, if it differs."""
 
     nodes: int = Field(ge=2, le=64)
     bandwidth: BytesPerSecond = Field(gt=0)
+    slow: BytesPerSecond | None = Field(default=None, gt=0)
     ranks: int = Field(default=1, ge=1)
+
+    def link(self, node: int) -> float:
+        """Bytes per second of a node's link."""
+        return self.bandwidth if self.slow is None or node < self.nodes - 1 else self.slow
+
+    @property
+    def slowest(self) -> float:
+        """Bytes per second of the slowest link."""
+        return min(self.bandwidth, self.slow or self.bandwidth)
 
     def on(self, job: Job) -> Job:
         """The job on such a cluster of its own cluster's processes. Raises UserError for a cluster with GPUs."""
@@ -59,6 +71,19 @@ class Emulation(Config):
         name = f"{job.cluster.name}, emulated"
         return replace(job, cluster=job.cluster.model_copy(update={"name": name, "node": emulated, "nodes": self.nodes}))
 
+    def played(self, job: Job) -> Job:
+        """What `on` gives, as it is simulated: all-reduces are rings, gloo's only ones, and the last node is by itself where its
+        link differs.
+        """
+        alike = replace(job, plan=job.plan.model_copy(update={"algorithm": "all_reduce/ring"}))
+        if self.slow is None:
+            return alike
+        node = alike.cluster.node
+        last = node.model_copy(update={"nic": self.slow})
+        every = [NodeGroup.model_validate({"count": count, "node": own}) for count, own in ((self.nodes - 1, node), (1, last))]
+        fields = {"name": alike.cluster.name, "nodes": self.nodes, "node": node, "fabric": alike.cluster.fabric}
+        return replace(alike, cluster=UnequalCluster.model_validate(fields | {"every": tuple(every)}))
+
     def priced(self, profile: Profile, loopback: float) -> Profile:
         """The machine's profile with prices of these links; `loopback`: bandwidth of a port as its cluster describes it.
 
@@ -66,7 +91,7 @@ class Emulation(Config):
         time, behind a slow link only for the share of the time in which it could have copied as much.
         """
         inside, data = profile.link("loopback"), data_share()
-        busy = min(1.0, self.bandwidth * data / (loopback * inside.efficiency))
+        busy = min(1.0, self.slowest * data / (loopback * inside.efficiency))
         link = inside.model_copy(update={"efficiency": data})
         return profile.model_copy(
             update={
@@ -79,9 +104,10 @@ class Emulation(Config):
 
     def said(self, carried: float) -> str:
         """What links carried beside what they should, bytes per second."""
-        given, should = self.bandwidth * 8e-9, self.bandwidth * data_share() / 1e6
+        given, should = self.bandwidth * 8e-9, self.slowest * data_share() / 1e6
+        last = f", the last of {self.slow * 8e-9:.3g}" if self.slow else ""
         return (
-            f"{self.nodes} emulated nodes with links of {given:.3g} Gb/s: {should:.3g} MB/s without headers, "
+            f"{self.nodes} emulated nodes with links of {given:.3g} Gb/s{last}: {should:.3g} MB/s without headers, "
             f"and a bare all-reduce reached {carried / 1e6:.3g} MB/s"
         )
 
@@ -159,7 +185,7 @@ def _join(emulation: Emulation, switch: str, node: str, number: int) -> None:
     _ip("-n", switch, "link", "set", port, "master", "bridge", "up")
     _ip("-n", node, "address", "add", f"10.0.0.{number + 1}/24", "dev", DEVICE)
     _ip("-n", node, "link", "set", DEVICE, "up")
-    rate = emulation.bandwidth
+    rate = emulation.link(number)
     burst = max(LEAST_CREDIT, round(rate * CREDIT))
     limit = ("tbf", "rate", f"{round(rate * 8)}bit", "burst", str(burst), "latency", f"{round(QUEUE * 1e3)}ms")
     for namespace, device in ((node, DEVICE), (switch, port)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -45,7 +45,7 @@ THERE = ("names", "rows", "table", "results")  # of published measurements
     "--launches", type=click.IntRange(1, 99), help="How often to start anew, of which the median counts.  [default: 3, --quick 1]"
 )
 @click.option(
-    "--emulate", "emulated", metavar="nodes=N,bandwidth=B[,ranks=R]", help="On nodes that are emulated here; needs root."
+    "--emulate", "emulated", metavar="nodes=N,bandwidth=B[,slow=B][,ranks=R]", help="On nodes that are emulated here; needs root."
 )
 @click.option("--output", metavar="FILE.json", help="Also write everything that was predicted and measured.")
 @click.option("--published", "is_published", is_flag=True, help="Instead against measurements that others published.")
@@ -100,7 +100,8 @@ def _executed(
         raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
     check_files(output=output, plot=plot)
     emulation = read_emulation(emulated) if emulated else None
-    jobs = read_set(variants, overrides, only, "emulated" if emulation else "quick" if quick else "", **given)
+    part: Literal["", "quick", "emulated"] = "emulated" if emulation else "quick" if quick else ""
+    jobs = read_set(variants, overrides, only, part, emulation.nodes * emulation.ranks if emulation else None, **given)
     results: dict[str, Validated] = {}
     launches = launches or (1 if quick else 3)
     stopped: BaseException | None = None

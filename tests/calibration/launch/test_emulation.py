@@ -62,6 +62,32 @@ def test_where_the_network_dominates_a_step_is_its_bytes_over_its_bandwidth() ->
         assert step == pytest.approx(volume * 4 * job.model.parameters / (asked.bandwidth * data_share()), rel=0.05)
 
 
+def test_a_ring_over_unequal_links_takes_what_the_slowest_takes() -> None:
+    """Of three nodes the last has a fifth: 2Ψ·2/3 elements of 4 bytes leave every node."""
+    asked = Emulation.model_validate({"nodes": 3, "bandwidth": "10 Mb/s", "slow": "2 Mb/s"})
+    (job,) = read_set(None, (), ["DDP"], processes=3)
+    played = asked.played(asked.on(replace(job, plan=job.plan.model_copy(update={"overlap": False}))))
+    step = predict(played, asked.priced(profile_of(job), job.cluster.node.loopback)).step_seconds
+    assert step == pytest.approx(4 / 3 * 4 * job.model.parameters / (asked.slowest * data_share()), rel=0.05)
+    assert [asked.link(node) for node in range(3)] == [1.25e6, 1.25e6, 2.5e5]
+
+
+def test_all_reduces_of_emulated_nodes_are_rings() -> None:
+    """gloo has no tree, in which a node would send 2Ψ: of four nodes each sends 2Ψ·3/4 elements."""
+    asked = Emulation.model_validate({"nodes": 4, "bandwidth": "400 Mb/s", "slow": "200 Mb/s"})
+    (job,) = read_set(None, TINY, ["DDP"], processes=4)
+    volume = predict(asked.played(asked.on(job)), asked.priced(profile_of(job), job.cluster.node.loopback)).volume["dp"]
+    assert volume.bytes == 4 * 1.5 * job.model.parameters
+
+
+@needs_root
+def test_three_nodes_with_unequal_links_carry_what_the_slowest_lets_through() -> None:
+    asked = Emulation.model_validate({"nodes": 3, "bandwidth": "1 Gb/s", "slow": "200 Mb/s"})
+    with cluster(asked) as nodes:
+        carried = min(launch(probe, 3, PROBE // 4, nodes=nodes))
+    assert carried < 1.3 * asked.slowest * data_share() < asked.bandwidth * data_share()
+
+
 def test_a_slow_link_leaves_cores_to_compute() -> None:
     job = read_set(None, TINY, ["DDP"])[0]
     profile, loopback = profile_of(job), job.cluster.node.loopback
