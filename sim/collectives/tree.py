@@ -8,6 +8,7 @@ about 2·S. As with rings there are as many pairs of trees as members in a node,
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
@@ -37,9 +38,10 @@ def trees(channels: Sequence[Ids], members: int) -> tuple[Phase, ...]:
 
 def _up_and_down(parents: Ids) -> tuple[Phase, ...]:
     depth = _depth(parents)
-    levels = []
-    for level in range(1, int(depth.max()) + 1):
-        tree, child = np.nonzero(depth == level)
+    order, levels = np.argsort(depth.ravel(), kind="stable"), []
+    ends = np.cumsum(np.bincount(depth.ravel()))
+    for first, end in pairwise(ends.tolist()):
+        tree, child = np.divmod(order[first:end], parents.shape[1])
         levels.append(together(parents[tree, child], child, tree, channel=tree))
     down = Schedule(len(parents), tuple(levels))
     return backwards(down, reduce=True).phases + down.phases
@@ -80,9 +82,12 @@ def _uneven(nodes: list[list[int]], tree: Ids, members: int) -> Ids:
 
 
 def _depth(parents: Ids) -> Ids:
-    """Hops to the root, per tree and member."""
-    depth, at = np.zeros_like(parents), parents
-    while (at >= 0).any():
-        depth += at >= 0
-        at = np.where(at >= 0, np.take_along_axis(parents, np.maximum(at, 0), axis=1), -1)
-    return depth
+    """Hops to the root, per tree and member, by doubling."""
+    trees, size = parents.shape
+    beyond = np.full((trees, 1), size)  # above all roots
+    at = np.concatenate([np.where(parents < 0, size, parents), beyond], axis=1)
+    depth = (at < size).astype(np.int64)
+    while (at < size).any():
+        depth = depth + np.take_along_axis(depth, at, axis=1)
+        at = np.take_along_axis(at, at, axis=1)
+    return np.asarray(depth[:, :-1])

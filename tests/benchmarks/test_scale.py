@@ -51,3 +51,38 @@ def test_first_estimate_of_a_million() -> None:
     _, seconds, memory = first_estimate(131_072, "once")
     print(f"\n1,048,576 GPUs: {seconds:.2f} s, {memory:.0f} MB")
     assert memory < 500
+
+
+ALL_REDUCE = """
+import json, resource, sys, time
+from calibration.bench import bench
+from sim.pricing.transfers import translation
+if sys.argv[2] == "one by one":
+    translation.is_periodic = lambda topology: False
+start = time.process_time()
+data, _ = bench("all_reduce", "dgx-h100", int(sys.argv[1]))
+steps = [row["seconds"] for row in data.to_dict()["rows"]]
+print(json.dumps([steps, time.process_time() - start, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3]))
+"""
+
+
+def all_reduce(nodes: int, how: str) -> tuple[list[float], float, float]:
+    """Seconds of an all-reduce by size, seconds of CPU time and MB of a process."""
+    run = subprocess.run(
+        [sys.executable, "-c", ALL_REDUCE, str(nodes), how], cwd=ROOT, check=True, capture_output=True, text=True
+    )
+    sizes, seconds, memory = json.loads(run.stdout)
+    return sizes, seconds, memory
+
+
+def test_all_reduce_on_very_many() -> None:
+    """`shardyard collective all_reduce`: one channel laid for all, and each of them."""
+    pairs = [(all_reduce(4096, "once"), all_reduce(4096, "one by one")) for _ in range(3)]
+    assert all(once[0] == each[0] for once, each in pairs)
+    once, each = (tuple(median(pair[side][number] for pair in pairs) for number in (1, 2)) for side in (0, 1))
+    print(
+        f"\nall-reduce on 32,768 GPUs: {once[0]:.2f} s, {once[1]:.0f} MB; laid one by one {each[0]:.2f} s, {each[1]:.0f} MB: "
+        f"{each[0] / once[0]:.1f} times"
+    )
+    _, seconds, memory = all_reduce(131_072, "once")
+    print(f"all-reduce on 1,048,576 GPUs: {seconds:.1f} s, {memory:.0f} MB")

@@ -7,6 +7,7 @@ import numpy as np
 from topologies.links.topology import Ids, Values
 
 _BITS = 12  # links are looked at by 4,096 neighbours
+_SPARSE = 16  # links among which less than one is there on average are sorted
 
 
 def summed(links: Ids, values: Values | None = None) -> tuple[Ids, Values]:
@@ -15,6 +16,10 @@ def summed(links: Ids, values: Values | None = None) -> tuple[Ids, Values]:
     """
     block = links >> _BITS
     used = np.flatnonzero(np.bincount(block))
+    if len(used) << _BITS > _SPARSE * len(links):
+        found, number, times = np.unique(links, return_inverse=True, return_counts=True)
+        sums = times if values is None else np.bincount(number, values, minlength=len(found))
+        return found[sums != 0], sums[sums != 0].astype(float)
     place = np.zeros(int(block.max(initial=-1)) + 1, dtype=np.int64)
     place[used] = np.arange(len(used)) << _BITS
     sums = np.bincount(place[block] + (links & ((1 << _BITS) - 1)), values)
