@@ -186,7 +186,6 @@ def test_holding_is_what_the_profiler_sees_allocated() -> None:
 @pytest.mark.parametrize(
     ("model", "plan", "message"),
     [
-        (GPT | {"dropout": True}, {}, "kernels=torch is not simulated with dropout"),
         (GPT, {"recompute": "selective"}, "kernels=torch is not simulated with recompute=selective"),
         (GPT, {"cp": 2}, "kernels=torch is not simulated with cp"),
     ],
