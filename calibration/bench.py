@@ -11,6 +11,7 @@ from sim.collectives import OPERATIONS, algorithms, offered
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for
 from sim.pricing.transfers.protocols import split
+from sim.pricing.transports import carried
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 from topologies.documents.units import size
@@ -42,7 +43,8 @@ def bench(
         raise UserError(f"{measured}: is of {log.operation}, not of {operation}")
     place = load_cluster(cluster, nodes or (log.nodes if log else None))
     count = _pairs(place, ranks) if operation == "send" else ranks or (log.ranks if log else place.gpus)
-    prices = Prices(load_profile(profile) if profile else profile_for(place.node.gpu.name), place.node.gpu)
+    named = load_profile(profile) if profile else profile_for(place.node.gpu.name)
+    prices = Prices(carried(named, place.fabric.transport), place.node.gpu)
     topology = place.topology()
     table = sweep(topology, prices, operation, count, asked(sizes), algorithm)
     where = f"{place.nodes} × {place.name}, {count} ranks"

@@ -15,6 +15,7 @@ from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for, serves
+from sim.pricing.transports import carried
 from strategies.lowering.lower import lower
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -48,14 +49,16 @@ def profiles_of(job: Job) -> tuple[Profile, ...]:
     names, and the others have shipped ones. Raises UserError.
     """
     gpus = job.cluster.gpu_kinds
+    network = job.cluster.fabric.transport
     if len(gpus) == 1:
-        return (load_profile(job.profile) if job.profile else profile_for(gpus[0].model),)
+        return (carried(load_profile(job.profile) if job.profile else profile_for(gpus[0].model), network),)
     own = [load_profile(name) for name in (job.profile or "").split("+") if name]
     for profile in own:
         if not any(serves(profile, gpu.model) for gpu in gpus):
             names = ", ".join(gpu.name for gpu in gpus)
             raise UserError(f"{job.where}: profile {profile.name} is for {profile.gpu}, which the cluster has none of ({names})")
-    return tuple(next((each for each in own if serves(each, gpu.model)), None) or profile_for(gpu.model) for gpu in gpus)
+    named = (next((each for each in own if serves(each, gpu.model)), None) or profile_for(gpu.model) for gpu in gpus)
+    return tuple(carried(profile, network) for profile in named)
 
 
 def prices_of(job: Job) -> Prices:
@@ -123,7 +126,7 @@ def _prices(job: Job, profile: Profile | None) -> Prices:
         return prices_of(job)
     if len(job.cluster.gpu_kinds) > 1:
         raise UserError(f"cluster {job.cluster.described}: one profile for several kinds of GPUs is not supported here")
-    return Prices(profile, job.cluster.gpu_kinds[0])
+    return Prices(carried(profile, job.cluster.fabric.transport), job.cluster.gpu_kinds[0])
 
 
 def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:

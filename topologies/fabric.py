@@ -79,6 +79,7 @@ class Fabric(Config):
 
     kind: str = "single"  # a name in the registry of fabrics: ls topologies/fabrics
     hop_latency: Seconds = HOP_LATENCY  # per switch
+    transport: str = ""  # what carries messages, where it is not InfiniBand or RoCE: ls sim/pricing/networks
 
     @property
     def periods(self) -> tuple[int, ...] | None:

@@ -10,7 +10,7 @@ from sim.collectives import Ids
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.transfers.measured_tables import CollectiveTable
 from topologies.hardware import AT
-from topologies.links.topology import Topology
+from topologies.links.topology import Topology, kind_of_link
 
 
 def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
@@ -33,6 +33,14 @@ def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
     """
     if "host" in kinds and not prices.profile.tables:
         yield "between sockets GPUs are taken to reach node.host, which was not measured: such nodes differ more than tenfold"
+
+
+def of_network(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
+    """A note where a collective leaves the node and no sweep between nodes was made with such GPUs over such a network."""
+    profile = prices.profile
+    note = profile.provenance.get("links")
+    if note and note.measured and not profile.tables and "nic" in map(kind_of_link, kinds) and "nic" not in note.transports:
+        yield f"between nodes nothing was measured with profile '{profile.name}' over this network: steps are others' or NCCL's"
 
 
 def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str]) -> str:

@@ -44,6 +44,7 @@ from sim.pricing.transfers.protocols import (
     Transport,
     complete,
     with_collnet,
+    with_rings,
 )
 from sim.pricing.transfers.protocols import Rates as LinkRates
 from sim.pricing.transfers.protocols import rates as link_rates
@@ -119,6 +120,10 @@ class Profile(Config):
     links: dict[str, LinkPrice]  # protocol Simple, which every profile prices
     collective_launch: Seconds  # software latency of one collective, protocol Simple
     protocols: dict[str, Transport] = Field(default_factory=dict)  # the other ones, by name: sim/pricing/transfers/protocols.py
+    rings: dict[str, LinkPrice] = Field(
+        default_factory=dict
+    )  # a ring's step between nodes by protocol, where it was measured; absent: what other algorithms pay
+    tuner: bool = False  # a plugin of the network chooses what is fastest instead of NCCL's estimate: sim/pricing/transports.py
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
     narrow_sum: Seconds = 0.0  # more for each number of 16 bits that a rank adds up in a collective of `tables`
@@ -137,6 +142,8 @@ class Profile(Config):
         unknown = sorted(set(self.protocols) - set(known))
         if unknown:
             raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
+        if self.rings and set(self.rings) != {*self.protocols, SIMPLE} & set(PROTOCOLS):
+            raise ValueError(f"rings={sorted(self.rings)}: must be of the same protocols as prices, or of none")
         missing = [kind for kind in KINDS if kind not in (*self.links, *UNPRICED)]
         if missing:
             raise ValueError(f"links={sorted(self.links)}: must price every kind of link; missing: {', '.join(missing)}")
@@ -158,6 +165,7 @@ class Profile(Config):
         result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
         for name, protocol in self.protocols.items():
             result[name] = Transport.model_construct(base=protocol.base, links=complete(name, protocol.links, simple))
+        result = with_rings(result, self.rings, simple["spine"].latency - simple["nic"].latency)
         return with_collnet(result, simple)
 
     def link(self, kind: str) -> LinkPrice:

@@ -113,7 +113,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"fabric.leaf_nodes": None}, "dgx-h100: fabric.leaf_nodes is required by kind='rail'"),
     (
         {"fabric.kind": "single"},
-        "dgx-h100: fabric.kind='single' contradicts leaf_nodes: its fields are hop_latency, sharp",
+        "dgx-h100: fabric.kind='single' contradicts leaf_nodes: its fields are hop_latency, transport, sharp",
     ),
     ({"node.wiring": "swich"}, "dgx-h100: node.wiring='swich': unknown wiring 'swich'; did you mean 'switch'?"),
     ({"node.wiring": "pcie"}, "dgx-h100: node.nvlink=4.5e+11 B/s contradicts wiring='pcie': there is no nvlink link here"),

@@ -311,7 +311,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     (TORUS | {"link": "0 GB/s"}, "fabric.link=0.0: input should be greater than 0"),
     (TORUS | {"link": "1 GB/x"}, "fabric.link='1 GB/x': is not a quantity with a unit, such as '400 Gb/s'"),
     (TORUS | {"dims": [4, 3]}, "fabric.dims=[4, 3] hold 12 points, but there are 4 gpus"),
-    (FULL | {"dims": [4]}, "fabric.kind='full' contradicts dims: its fields are hop_latency, link"),
+    (FULL | {"dims": [4]}, "fabric.kind='full' contradicts dims: its fields are hop_latency, transport, link"),
     (FULL | {"lnk": 1}, "unknown field 'fabric.lnk'; did you mean 'link'?"),
     (FULL | {"hop_latency": "-1 ns"}, "fabric.hop_latency='-1 ns': must be finite and not negative"),
     (

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from calibration.fit.published_collectives.rows import Row
 from sim.analysis.collective_sweep import lone
 from sim.pricing.prices import Prices, Profile
+from sim.pricing.transfers.nccl_tuning import communicator, passed_over
 from sim.pricing.transfers.protocols import (
     PROTOCOLS,
     SIMPLE,
@@ -28,9 +29,11 @@ from sim.pricing.transfers.protocols import (
     Shape,
     Transport,
     collective_seconds,
+    priced_as,
     rates,
     usable,
 )
+from sim.pricing.transports import with_steps
 from topologies.cluster import Cluster
 
 Array = NDArray[np.float64]
@@ -76,6 +79,7 @@ class Series:
     size: Array
     seconds: Array
     shapes: dict[str, Shape] = field(default_factory=dict)  # by "operation/algorithm"
+    passed: Sequence[str] = ()  # of each row, the algorithm that NCCL's own estimate rules out
 
 
 Free = Callable[[Mapping[str, float]], Profile]
@@ -102,17 +106,21 @@ def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Seri
         part = placed(cluster, ranks, nodes)
         pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
         sweep.shapes = pricing.shapes(work, 0)
+        if operation == "all_reduce" and not profile.tuner:
+            group = communicator(pricing.topology, pricing.grid, pricing.siblings(work, 0))
+            sweep.passed = [passed_over(group, size) for size in sweep.size]
         result.append(sweep)
     return result
 
 
 def predicted(sweep: Series, tariffs: Mapping[str, Rates]) -> Array:
-    """Seconds of the cheapest algorithm and protocol for each row."""
+    """Seconds of the cheapest algorithm and protocol for each row, of rings and trees the one that NCCL's estimate leaves."""
     best: Array = np.full(len(sweep.size), np.inf)
     for name, shape in sweep.shapes.items():
+        ruled_out = np.array([name == passed for passed in sweep.passed] or False)
         for protocol in usable(name, "auto", tariffs):
-            rest, transfers = collective_seconds(tariffs[protocol], shape, sweep.size)
-            best = np.minimum(best, rest + sum(transfers))
+            rest, transfers = collective_seconds(tariffs[priced_as(name, protocol, tariffs)], shape, sweep.size)
+            best = np.minimum(best, np.where(ruled_out, np.inf, rest + sum(transfers)))
     return best
 
 
@@ -189,31 +197,26 @@ def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> 
     return free, profile_of
 
 
-def network(profile: Profile, rings: bool) -> tuple[Bounds, Free]:
+def network(profile: Profile, rings: bool, *, efficiency: bool = False) -> tuple[Bounds, Free]:
     """Free numbers of the network between nodes, and the profile that they make; nodes inside are as they were.
 
-    rings: the measurements are of rings, which fill the NICs. All-reduce of two nodes runs by trees that leave them half empty,
-    and says nothing of the efficiency: it stays.
+    rings: the measurements are of rings, which fill the NICs and have steps of their own. All-reduce of two nodes runs by trees
+    that leave NICs half empty, and says nothing of the efficiency: it stays, unless it is asked for.
     """
 
     def profile_of(values: Mapping[str, float]) -> Profile:
-        links = {name: dict(protocol.links) for name, protocol in profile.protocols.items() if name in PROTOCOLS}
-        links[SIMPLE] = dict(profile.links)
-        further = profile.links["spine"].latency - profile.links["nic"].latency
-        for name, prices in links.items():
-            efficiency = values.get("efficiency", profile.links["nic"].efficiency)
-            efficiency, fill = efficiency * values.get(f"{name}.share", 1.0), values[f"{name}.fill"]
-            price = LinkPrice.model_construct(efficiency=efficiency, latency=values[name], fill=fill)
-            prices |= {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
-        simple = links.pop(SIMPLE)
-        own = {
-            name: protocol.model_copy(update={"links": links[name]})
-            for name, protocol in profile.protocols.items()
-            if name in links
+        most = values.get("efficiency", profile.links["nic"].efficiency)
+        steps = {
+            name: LinkPrice.model_construct(
+                efficiency=most * values.get(f"{name}.share", 1.0), latency=values[name], fill=values[f"{name}.fill"]
+            )
+            for name in PROTOCOLS
         }
-        return profile.model_copy(update={"links": simple, "protocols": profile.protocols | own})
+        if rings:
+            return with_steps(profile, {}, steps)
+        return with_steps(profile, steps, profile.rings)
 
-    return {name: bound for name, bound in NIC.items() if rings or name != "efficiency"}, profile_of
+    return {name: bound for name, bound in NIC.items() if rings or efficiency or name != "efficiency"}, profile_of
 
 
 def _link(values: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:

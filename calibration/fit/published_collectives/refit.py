@@ -1,9 +1,10 @@
 """Refits the prices of collectives of the shipped profiles, and writes them with their errors into the profiles' files.
 
 `python -m calibration.fit.published_collectives.refit TABLES h100 a100` fits the links inside a node, the switch and
-point-to-point kernels to nccl-tests on one node; with `--network` the links between nodes to a published sweep. It uses the
-algorithms that are registered when it runs. Half of the sizes is kept out; the shipped numbers come from that fit, so the
-errors are theirs.
+point-to-point kernels to nccl-tests on one node; with `--network` the links between nodes to a published sweep; with `--rings`
+steps of rings between nodes follow from those and from the transport `gib`, the one that a sweep of rings was published of with
+all three protocols. H200 has H100's network: the same NICs. It uses the algorithms that are registered when it runs. Half of the
+sizes is kept out; the shipped numbers come from that fit, so the errors are theirs.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import FOLDER, load_profile
 from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
+from sim.pricing.transports import load_transport
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 from topologies.documents.writing import write_whole
@@ -47,7 +49,6 @@ UNFITTED = "14 us per step is NCCL's NET figure (Ring, Simple)"
 SWEEPS = {  # profile -> published sweep over two nodes, the cluster that it ran on, and what it was
     "a100": ("S074", "azure-ndv4", "all-reduce of two OCI BM.GPU4.8, RoCE (a public nccl-tests log)"),
     "h100": ("S028", "dgx-h100", "all-reduce of two nodes, InfiniBand NDR (github.com/dstackai/dstack nebius.md@511c318)"),
-    "h200": ("S037", "hgx-h200", "all-gather of two GCP A3 Ultra, RoCE (github.com/GoogleCloudPlatform/cluster-toolkit@1047080)"),
     "b200": ("S027", "hgx-b200", "all-reduce of two nodes, InfiniBand (github.com/dstackai/dstack lambda.md@511c318)"),
 }
 
@@ -58,6 +59,12 @@ RULE = (
     "errors are medians and 90th percentiles on the sizes between, by operation and ranks. H100 and H200 share one fit. In the "
     "switch: all-reduce of 8 GPUs, with a published sweep for more than 512 MiB. NCCL at times changes protocol where it does "
     "not pay (1 to 4 MiB on A100, 8 to 32 MiB on 8 B200): there prices are up to 40 % too low. "
+)
+
+
+RINGS = (
+    "rings: a step takes as much longer than LL's of trees as Simple's and LL128's take longer than LL's in an all-gather of two "
+    "H200 nodes (sim/pricing/networks/gib.yaml), with that fill; nothing else was published of rings between nodes"
 )
 
 
@@ -108,6 +115,19 @@ def _shaped(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> list[Ser
     return result
 
 
+def rings(profile: Profile) -> Profile:
+    """`profile` with steps of rings between nodes: see RINGS."""
+    like, every = load_transport("gib").rings, profile.every_protocol()
+    further = every["ll"].links["nic"].latency - like["ll"].latency
+    steps = {
+        name: LinkPrice.model_construct(
+            efficiency=every[name].links["nic"].efficiency, latency=price.latency + further, fill=price.fill
+        )
+        for name, price in like.items()
+    }
+    return profile.model_copy(update={"rings": steps})
+
+
 def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
     """As a profile's file spells them."""
     return {
@@ -142,6 +162,17 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
         for field, values in (("ranks", [row.ranks for row in rows]), ("bytes", [row.bytes for row in rows]))
     }
     write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+
+
+def refit_rings(name: str) -> None:
+    """Write steps of rings between nodes into the file of the shipped profile `name`, after `refit_network`."""
+    path = FOLDER / f"{name}.yaml"
+    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    tail = {key: data.pop(key) for key in list(data)[list(data).index("copy_rate") :]}
+    note = data["provenance"]["links"]
+    note["rule"] = note["rule"].partition(" rings:")[0] + f" {RINGS}."
+    data["rings"] = links(rings(load_profile(name)).rings)
+    write_whole(path, yaml.safe_dump(data | tail, sort_keys=False, width=130, allow_unicode=True))
 
 
 def error_figures(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:
@@ -203,9 +234,11 @@ def refit_network(tables: Path, name: str) -> None:
 
 
 if __name__ == "__main__":
-    asked = [name for name in sys.argv[2:] if name != "--network"]
+    asked = [name for name in sys.argv[2:] if not name.startswith("--")]
     for profile_name in asked or list(CLUSTERS):
-        if "--network" not in sys.argv:
+        if "--rings" in sys.argv:
+            refit_rings(profile_name)
+        elif "--network" not in sys.argv:
             refit(Path(sys.argv[1]), profile_name)
         elif profile_name in SWEEPS:
             refit_network(Path(sys.argv[1]), profile_name)

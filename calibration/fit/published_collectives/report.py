@@ -20,6 +20,7 @@ from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate,
 from sim.collectives import offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile
+from sim.pricing.transports import carried
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 
@@ -32,12 +33,14 @@ MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, c
     "S084": ("a100", "dgx-a100", {"nics": 4, "gpus": 4}),
     "S007 S008 S009 S010 S089 S090 S091 S028 S052 S070": ("h100", "dgx-h100", {}),
     "S013 S014 S022": ("h100", "aws-p5", {}),
-    "S025 S036": ("h100", "dgx-h100", {"nic": 25e9}),
-    "S035": ("h100", "dgx-h100", {"nics": 4, "nic": 25e9}),
-    "S076 S037": ("h200", "hgx-h200", {}),
-    "S038": ("h200", "hgx-h200", {"gpus": 4, "nics": 4, "nic": 25e9}),
-    "S040": ("h200", "hgx-h200", {"gpus": 1, "nics": 1, "nic": 25e9}),
-    "S077 S024 S027 S078": ("b200", "hgx-b200", {}),
+    "S025 S036": ("h100", "gcp-a3-mega", {}),
+    "S035": ("h100", "gcp-a3-high", {}),
+    "S076": ("h200", "hgx-h200", {}),
+    "S037": ("h200", "gcp-a3-ultra", {}),
+    "S038": ("h100", "alps", {}),
+    "S040": ("h100", "alps", {"gpus": 1, "nics": 1, "wiring": "bare", "nvlink": 0.0}),
+    "S077 S024 S027": ("b200", "hgx-b200", {}),
+    "S078": ("b200", "aws-p6-b200", {}),
 }
 
 
@@ -59,7 +62,7 @@ def lines(tables: Path) -> Iterator[Line]:
         place = place.model_copy(update={"node": place.node.model_copy(update=other)})
         for name in names.split():
             if name in rows and offered(rows[name][0].operation):
-                yield _line(name, rows[name], load_profile(profile), place)
+                yield _line(name, rows[name], carried(load_profile(profile), place.fabric.transport), place)
     for ranks in (2, 4, 8):
         chosen = [row for row in vtrain_rows(tables) if row.ranks == ranks]
         yield _line(chosen[0].name, chosen, load_profile("a100"), load_cluster("dgx-a100"))

@@ -19,7 +19,17 @@ from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
 from sim.pricing.transfers.nccl_tuning import communicator, passed_over
-from sim.pricing.transfers.protocols import SIMPLE, Rates, Shape, collective_seconds, considered, own_piece, split, usable
+from sim.pricing.transfers.protocols import (
+    SIMPLE,
+    Rates,
+    Shape,
+    collective_seconds,
+    considered,
+    own_piece,
+    priced_as,
+    split,
+    usable,
+)
 from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
 from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
@@ -145,7 +155,8 @@ class AlgorithmChoice:
         names = {traffic.algorithm for traffic in able}
         if isinstance(work, Send) or not {"all_reduce/ring", "all_reduce/tree"} <= names:
             return ""
-        if split(work.algorithm, work.operation)[0] != "auto" or "ll" not in self._of(able[0]).prices.profile.protocols:
+        profile = self._of(able[0]).prices.profile
+        if split(work.algorithm, work.operation)[0] != "auto" or "ll" not in profile.protocols or profile.tuner:
             return ""
         return passed_over(communicator(self.topology, self.grid, able[0]), work.bytes)
 
@@ -263,7 +274,7 @@ class AlgorithmChoice:
         """
         repeat = work.repeat if isinstance(work, Collective) else 1
         rates = self._of(traffic)
-        price = rates.copies if protocol == COPY else rates.protocols[protocol]
+        price = rates.copies if protocol == COPY else rates.protocols[priced_as(traffic.algorithm, protocol, rates.protocols)]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         own = self.wiring.demands[played] if played else demands
         if played and len(own) != len(demands):  # many stretches, fewer of them distinct where the others are absent

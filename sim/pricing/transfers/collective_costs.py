@@ -170,6 +170,7 @@ class CollectiveCosts(AlgorithmChoice):
             remarks = [
                 *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
                 *notes.of_sockets(prices, self._kinds(traffic)),
+                *notes.of_network(prices, self._kinds(traffic)),
             ]
             cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
             known = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks

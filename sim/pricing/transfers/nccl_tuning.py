@@ -1,9 +1,11 @@
 """Whether NCCL runs an all-reduce between nodes by rings or by trees: its own estimate, which is not what either takes.
 
-github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth of both, by protocol; the least wins. On two
-nodes both get the bandwidth inside a node, though rings fill the NICs twice as much as trees: large messages run by rings there
-even where trees would be faster (two nodes of 8 A100 reach 187 of 240 GB/s). Caps by channel, which do not bind here, are left
-out.
+github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth of both, by protocol; the least wins. The
+search for channels (src/graph/search.cc, its second pass) makes rings as fast inside as between nodes; trees of two nodes, whose
+NICs are half as busy, may be up to twice as fast inside. These count 0.85 of that, which is NCCL's for plain trees: with the 0.92
+of all trees alone, two nodes of A100 with eight NICs of 200 Gb/s would run trees from 1 GiB on, as one of four published sweeps
+does; the others reach 180 to 190 GB/s, a ring's rate. Where NICs are slow beside NVLink, trees win: two p4de reach 78 GB/s with
+NICs of 50, two nodes of Alps 123 with 100. Caps by channel, which do not bind here, are left out.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ _BASE = {"ring": (6.6 * US, 14 * US, 8.4 * US), "tree": (6.8 * US, 14 * US, 8.4 
 _INSIDE = {"ring": (0.6 * US, 1.9 * US, 3.4 * US), "tree": (0.6 * US, 1.25 * US, 4.0 * US)}  # per step over NVLink
 _NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 * US)}
 _POST = (1 * US, 1 * US, 3 * US)  # posting to the network, at least, for each step of a ring inside a node
+_PLAIN = 0.85  # of what other trees reach
 _LL = 20.4e9, 39e9  # most that LL reaches on more than two nodes, and on two (Intel)
 _PLATEAU = 1.4  # latency of rings in Simple
 # Part of its bandwidth that a tree reaches, by the size's power of two from 64 B on
@@ -66,11 +69,10 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic) -> Communicat
     across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
     inside = across
     if len(inner) > 1:
-        way = topology.routes(inner[:1], inner[1:2])[0]
-        between = way[way >= 0]
-        if (kind[topology.kind(between)] != "nvlink").any():
+        ways = topology.routes(np.repeat(inner[:1], len(inner) - 1), inner[1:])
+        if (kind[topology.kind(ways[ways >= 0])] != "nvlink").any():
             return None
-        inside = NVLINK * float(topology.capacity(between).min())
+        inside = NVLINK * float(topology.capacity(np.unique(ways[:, 0])).sum())
     return Communicator(len(first), len(node), inside, across) if across else None
 
 
@@ -81,7 +83,7 @@ def prefers_rings(group: Communicator, size: float) -> bool:
 
 def _ring(group: Communicator, size: float) -> list[float]:
     """Seconds by protocol."""
-    ranks, nodes, bandwidth = group.ranks, group.nodes, _bandwidth(group)
+    ranks, nodes, bandwidth = group.ranks, group.nodes, min(group.inside, group.across)
     rates = min(_LL[nodes <= 2], bandwidth / 2), 0.92 * bandwidth, bandwidth
     net = _NET["ring" if ranks > nodes else "tree"]
     across, inside = 2 * (nodes - 1), 2 * (ranks - nodes)
@@ -93,7 +95,9 @@ def _ring(group: Communicator, size: float) -> list[float]:
 
 
 def _tree(group: Communicator, size: float) -> list[float]:
-    ranks, nodes, bandwidth = group.ranks, group.nodes, 0.92 * _bandwidth(group)
+    ranks, nodes = group.ranks, group.nodes
+    pair = nodes <= 2 < ranks
+    bandwidth = 0.92 * (_PLAIN * min(group.inside, 2 * group.across) if pair else min(group.inside, group.across))
     rates = min(_LL[nodes <= 2], bandwidth / 3.8), bandwidth * 120 / 128, bandwidth
     power = max(0, int(log2(max(size, 64) / 64)))
     result = []
@@ -102,8 +106,3 @@ def _tree(group: Communicator, size: float) -> list[float]:
         table = _CORRECTION[protocol]
         result.append(_BASE["tree"][protocol] + 2 * steps + 2 * size / (rate * (table[power] if power < len(table) else 1)))
     return result
-
-
-def _bandwidth(group: Communicator) -> float:
-    """What the search for channels finds: on two nodes the links inside count, unless there is one rank on each."""
-    return group.inside if group.nodes <= 2 < group.ranks else min(group.inside, group.across)

@@ -55,6 +55,7 @@ _FORMATS: dict[str, tuple[float, dict[str, float]]] = {  # part of a line that i
     "ll": (1 / 2, {"nvlink": 0.6e-6, "pcie": 1e-6, "host": 1e-6, "nic": 5e-6}),
     "ll128": (120 / 128, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "host": 2.5e-6, "nic": 8.5e-6}),
 }
+RING = "ring_"  # before a protocol's name: its prices for rings
 SWITCHED = 5  # fewest ranks of a node for which NCCL reduces in the switch (observed: 4 H100 form rings, 8 use the switch)
 _WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no rank keeps a piece of S/n
 
@@ -93,6 +94,30 @@ def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, Lin
         )
         result[kind] = links.get(kind, other)
     return result
+
+
+def with_rings(protocols: Mapping[str, Transport], rings: Mapping[str, LinkPrice], further: float) -> dict[str, Transport]:
+    """`protocols` and, as "ring_ll" …, what they cost rings, whose step over a NIC `rings` prices by protocol.
+
+    A ring's message is cut into as many pieces as it has members, and a step hands one on: nothing is pipelined further, as it
+    is down a tree, where a step lasts as long as the piece that NCCL chose. Sends hand over as rings do. further: seconds of a
+    step over the spine beyond one between NICs.
+    """
+    result = dict(protocols)
+    for name, price in rings.items():
+        spine = price.model_copy(update={"latency": price.latency + further})
+        network = {"nic": price, "spine": spine}
+        result[RING + name] = Transport.model_construct(base=protocols[name].base, links=dict(protocols[name].links) | network)
+        for own in P2P if name == SIMPLE else ():
+            if own in protocols:
+                result[own] = Transport.model_construct(base=protocols[own].base, links=dict(protocols[own].links) | network)
+    return result
+
+
+def priced_as(name: str, protocol: str, priced: Mapping[str, Any]) -> str:
+    """The entry of `priced` for `name` = "operation/algorithm" by `protocol`: rings have their own where they were measured."""
+    own = RING + protocol
+    return own if name.endswith("/ring") and own in priced else protocol
 
 
 def with_collnet(protocols: Mapping[str, Transport], simple: Mapping[str, LinkPrice]) -> dict[str, Transport]:

@@ -1,0 +1,130 @@
+"""What carries messages between nodes where it is not the InfiniBand or RoCE that profiles were measured over.
+
+A transport is a file of `sim/pricing/networks`, named by a cluster's `fabric.transport`: EFA, Slingshot, GPUDirect-TCPX … It
+prices a step between two NICs by NCCL's protocol, for rings or for other algorithms, whichever a published sweep ran; the other
+kind takes as much longer, or shorter, than the profile's own network as the smallest message of the measured kind does.
+`calibration/fit/published_collectives/transports.py` fits them.
+"""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+
+from pydantic import Field, model_validator
+
+from sim.pricing.prices import Profile
+from sim.pricing.provenance import Provenance
+from sim.pricing.transfers.protocols import PROTOCOLS, RING, SIMPLE, LinkPrice
+from topologies.reading import Config, UserError, build, load_yaml, nearest
+
+BETWEEN = ("nic", "leaf", "spine")  # kinds of links between nodes
+FOLDER = Path(__file__).parent / "networks"
+Steps = dict[str, LinkPrice]  # by protocol: ll, ll128, simple
+
+
+class NetworkTransport(Config):
+    """Prices of a step between two NICs."""
+
+    what: str  # in a few words
+    profile: str  # of the GPUs that it was measured with
+    source: str  # the sweep that it was fitted to, and where tuner and anything assumed come from
+    steps: Steps = Field(default_factory=dict)  # of trees and chains
+    rings: Steps = Field(default_factory=dict)  # of rings and sends
+    tuner: bool = False  # a plugin chooses algorithms by its own measurements instead of NCCL's estimate
+    errors: dict[str, float] = Field(default_factory=dict)  # median and 90th percentile on sizes kept out, and of other sweeps
+    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # ranks, bytes
+
+    @model_validator(mode="after")
+    def _complete(self) -> NetworkTransport:
+        for steps in (self.steps, self.rings):
+            if steps and set(steps) != set(PROTOCOLS):
+                raise ValueError(f"steps={sorted(steps)}: must price ll, ll128 and simple, or nothing")
+        if not (self.steps or self.rings):
+            raise ValueError("steps={}: give steps or rings, or both")
+        return self
+
+
+def transport_names() -> list[str]:
+    """Names of the transports, sorted."""
+    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+
+
+@functools.cache
+def load_transport(name: str) -> NetworkTransport:
+    """The transport of that name. Raises UserError."""
+    if name not in transport_names():
+        raise UserError(f"fabric.transport={name!r}: unknown{nearest(name, transport_names())}")
+    path = FOLDER / f"{name}.yaml"
+    return build(NetworkTransport, load_yaml(path), str(path))
+
+
+_CARRIED: dict[tuple[str, str], tuple[Profile, Profile]] = {}
+
+
+def carried(profile: Profile, transport: str) -> Profile:
+    """`profile` with the prices between nodes that `transport` has; as it is for "". Raises UserError."""
+    if not transport:
+        return profile
+    known = _CARRIED.get((profile.name, transport))
+    if known is None or known[0] is not profile:
+        known = _CARRIED[profile.name, transport] = profile, with_network(profile, load_transport(transport))
+    return known[1]
+
+
+def with_network(profile: Profile, network: NetworkTransport) -> Profile:
+    """`profile` with the prices of `network` between nodes."""
+    if "ll" not in profile.protocols:
+        raise UserError(f"fabric.transport: profile '{profile.name}' has no prices of NCCL's protocols, which transports replace")
+    every = profile.every_protocol()
+    steps: Steps = {name: every[name].links["nic"] for name in PROTOCOLS}
+    rings: Steps = {name: every[RING + name if RING + name in every else name].links["nic"] for name in steps}
+    steps, rings = network.steps or _moved(steps, rings, network.rings), network.rings or _moved(rings, steps, network.steps)
+    update = {"tuner": network.tuner, "provenance": _provenance(profile, network)}
+    return with_steps(profile, steps, rings).model_copy(update=update)
+
+
+def with_steps(profile: Profile, steps: Steps, rings: Steps) -> Profile:
+    """`profile` with these prices of a step between nodes; steps: {} leaves what trees and chains pay."""
+    further = profile.links["spine"].latency - profile.links["nic"].latency
+    links = dict(profile.links) | (_both(steps[SIMPLE], further) if steps else {})
+    protocols = {
+        name: protocol.model_copy(update={"links": dict(protocol.links) | (_both(steps[name], further) if name in steps else {})})
+        for name, protocol in profile.protocols.items()
+    }
+    return profile.model_copy(update={"links": links, "protocols": protocols, "rings": rings})
+
+
+def _moved(prices: Steps, measured: Steps, network: Steps) -> Steps:
+    """`prices` of one kind of algorithm over another network, by what the other kind's, `measured`, became there."""
+    further = network["ll"].latency - measured["ll"].latency
+    rate = network[SIMPLE].efficiency / measured[SIMPLE].efficiency
+    return {
+        name: LinkPrice.model_construct(
+            efficiency=min(1.0, price.efficiency * rate), latency=max(0.0, price.latency + further), fill=price.fill
+        )
+        for name, price in prices.items()
+    }
+
+
+def _both(price: LinkPrice, further: float) -> Steps:
+    return {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
+
+
+def _provenance(profile: Profile, network: NetworkTransport) -> dict[str, Provenance]:
+    """Of a profile's own network nothing remains; the transport's errors hold with the GPUs that it was measured with."""
+    note = profile.provenance.get("links")
+    if note is None:
+        return dict(profile.provenance)
+    same = network.profile == profile.name
+    bounds = network.measured_range if same else {}
+    update = {
+        "errors": {key: error for key, error in note.errors.items() if " nodes" not in key} | (network.errors if same else {}),
+        "transports": tuple(kind for kind in note.transports if kind not in BETWEEN) + ("nic",) * same,
+        "measured_range": note.measured_range | {key: _wider(note.measured_range.get(key), pair) for key, pair in bounds.items()},
+    }
+    return dict(profile.provenance) | {"links": note.model_copy(update=update)}
+
+
+def _wider(known: tuple[float, float] | None, bounds: tuple[float, float]) -> tuple[float, float]:
+    return bounds if known is None else (min(known[0], bounds[0]), max(known[1], bounds[1]))
