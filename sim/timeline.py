@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -214,10 +214,14 @@ class Timeline:
         return InsideOp(op.stream, cast(Block, op.work), self.cost[number], self.start[number], self.end[number])
 
     def frame(self) -> pd.DataFrame:
-        """A table of one row per op; times in seconds, bytes are what one rank sends."""
+        """`records` as a table. Needs pandas."""
         import pandas as pd
 
-        records = [
+        return pd.DataFrame.from_records(self.records())
+
+    def records(self) -> list[dict[str, Any]]:
+        """One row per op; times in seconds, bytes are what one rank sends."""
+        return [
             {
                 "rank": self.lanes[row.lane].rank,
                 "ranks": self.lanes[row.lane].ranks,
@@ -233,7 +237,6 @@ class Timeline:
             }
             for row in self.rows()
         ]
-        return pd.DataFrame.from_records(records)
 
 
 def op_kind(op: Op) -> str:

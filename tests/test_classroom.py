@@ -39,7 +39,8 @@ def answer(timeline: Timeline) -> Summary:
 def test_volumes_in_units_of_psi(played, hook, factor, gpus) -> None:
     """DDP 2Ψ, ZeRO-1/2 2Ψ, ZeRO-3 3Ψ, each times (n − 1)/n, in elements that one rank sends."""
     volume = answer(played(gpus, data_parallel=hook, bucket="20 kB")).volume["dp"]
-    assert volume.psi == pytest.approx(factor * (gpus - 1) / gpus)
+    padded = 5e-3 if hook == "zero1" else 1e-6  # Megatron-LM fills buckets of its distributed optimizer up to 128 elements
+    assert volume.psi == pytest.approx(factor * (gpus - 1) / gpus, rel=padded)
     assert volume.bytes == pytest.approx(2 * volume.elements)  # bf16
 
 

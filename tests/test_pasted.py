@@ -145,7 +145,7 @@ def test_rows_of_a_what_if(job: str) -> None:
 
 
 def test_the_best_plan_of_a_page(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path: Image.new("1", (1, 1)).save(path))
+    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
     without = [word for part in ("scaling", "clusters", "sensitivity", "published") for word in ("--without", part)]
     call("report", job, "--output", str(tmp_path), "--search", *without, "--workers", "1")
     (line,) = re.findall(r"<p>(The best of .*?)</p>", (tmp_path / "report.html").read_text())

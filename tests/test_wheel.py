@@ -1,4 +1,4 @@
-"""The wheel: one package, `shardyard`, that answers without PyTorch, whose modules have the same import path in a checkout."""
+"""The wheel: one package, `shardyard`, that answers without PyTorch and pandas; import paths in it are those of a checkout."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ import sys
 
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "scipy", "topologies", "sim", "strategies", "calibration", "reports"):
+        if name.partition(".")[0] in ("torch", "scipy", "pandas", "topologies", "sim", "strategies", "calibration", "reports"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 sys.meta_path.insert(0, Blocked())
@@ -90,6 +90,13 @@ def test_it_simulates_plans_and_reports_without_pytorch(installed: Path, tmp_pat
     )
     assert reported.returncode == 0, reported.stderr
     assert (tmp_path / "page" / "report.html").stat().st_size > 50_000
+    assert (tmp_path / "page" / "timeline.csv").read_text().startswith("rank,ranks,stage,stream,op,kind,microbatch,launched,")
+
+
+def test_what_needs_pandas_says_what_to_install_in_one_line(installed: Path, tmp_path: Path) -> None:
+    answer = run(installed, tmp_path, "plan", *JOB, "--vary", "plan.tp=1", "--vary", "plan.pp=1", "--results", "table.csv")
+    assert answer.returncode == 2
+    assert "pandas is not installed, and this needs it: `pip install 'shardyard[pandas]'`" in answer.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

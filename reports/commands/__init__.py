@@ -14,6 +14,7 @@ from reports.inputs import shardyard_version
 from reports.terminal import echo
 
 FOLDER = Path(__file__).parent
+EXTRAS = {"torch": "torch", "scipy": "torch", "pandas": "pandas"}  # packages that not all need -> the extra that has them
 
 
 def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
@@ -71,9 +72,10 @@ class Commands(click.Group):
             except UserError as error:
                 echo(f"error: {error}", err=True)
             except ModuleNotFoundError as error:
-                if error.name not in ("torch", "scipy"):
+                if error.name not in EXTRAS:
                     raise
-                echo(f"error: {error.name} is not installed, and this needs it: `pip install 'shardyard[torch]'`", err=True)
+                extra = f"`pip install 'shardyard[{EXTRAS[error.name]}]'`"
+                echo(f"error: {error.name} is not installed, and this needs it: {extra}", err=True)
             except OSError as error:  # a full disk, a closed pipe
                 echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
             sys.exit(2)

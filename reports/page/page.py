@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
 import tempfile
@@ -46,7 +48,7 @@ from reports.trace import write_trace
 from sim.analysis.summary import Summary
 from sim.timeline import Timeline
 from topologies.cluster import Cluster
-from topologies.documents.writing import WriteError, whole_file, write_whole
+from topologies.documents.writing import WriteError, write_whole
 from topologies.reading import UserError
 
 LONG = 40  # characters of a cell that is a sentence
@@ -185,8 +187,7 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
         if picture.keyed:
             picture.draw(picture.data, folder / f"{picture.name}{KEYLESS}", legend=False)
     write_trace(report.timeline, folder / "trace.json.gz")
-    with whole_file(folder / "timeline.csv") as file:
-        report.timeline.frame().to_csv(file, index=False, lineterminator="\n")
+    write_whole(folder / "timeline.csv", _table(report.timeline.records()))
     text = json.dumps(report.summary.to_dict() | {"job": report.job}, indent=1, ensure_ascii=False, default=str)
     write_whole(folder / "summary.json", text + "\n")
     for launch in report.launch:
@@ -199,6 +200,15 @@ def _write(folder: Path, report: Report, formats: Sequence[str]) -> list[str]:
     ]
     write_whole(folder / "report.html", page(report, folder, beside))
     return ["report.html", *beside]
+
+
+def _table(records: Sequence[Mapping[str, Any]]) -> str:
+    """Records as CSV."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+    table.writeheader()
+    table.writerows(records)
+    return text.getvalue()
 
 
 def page(report: Report, folder: Path, beside: Sequence[str]) -> str:

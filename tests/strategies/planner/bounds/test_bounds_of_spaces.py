@@ -171,3 +171,14 @@ def test_the_same_plan_without_offload(toy_job) -> None:
         else:
             assert settings[same] == plan.model_copy(update={"offload": None})
     assert set(plans.at_choice("plan.overlap", None).tolist()) == {-1}
+
+
+def test_rules_on_deepspeed_look_at_the_order_of_axes(toy_job: Any) -> None:
+    """ZeRO++'s second copy needs neighbouring dp ranks on a node: in another order it does not apply."""
+    axes = {"order": ["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep"]}
+    asked = {"data_parallel": "zero3", "tp": 2}
+    job = toy_job(8, 2, **asked, deepspeed={"zero_hpz_partition_size": 4})
+    plans = candidates(job, space_of(axes))
+    assert len(plans) == 2
+    for plan in range(2):
+        plans.job_of(plan).resolve()  # which would refuse the second copy
