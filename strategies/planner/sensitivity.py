@@ -75,18 +75,17 @@ def _latency(kinds: tuple[str, ...]) -> Callable[[Profile, float], Profile]:
 def _links(profile: Profile, kinds: tuple[str, ...], factors: Mapping[str, float]) -> Profile:
     """A profile whose links of these kinds, under every protocol, have fields multiplied."""
 
+    def times(price: LinkPrice) -> LinkPrice:
+        return price.model_copy(update={name: getattr(price, name) * by for name, by in factors.items()})
+
     def scaled(links: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
-        return {
-            kind: price.model_copy(update={name: getattr(price, name) * by for name, by in factors.items()})
-            if kind in kinds
-            else price
-            for kind, price in links.items()
-        }
+        return {kind: times(price) if kind in kinds else price for kind, price in links.items()}
 
     protocols = {
         name: protocol.model_copy(update={"links": scaled(protocol.links)}) for name, protocol in profile.protocols.items()
     }
-    return profile.model_copy(update={"links": scaled(profile.links), "protocols": protocols})
+    rings = {name: times(price) for name, price in profile.rings.items()} if "nic" in kinds else profile.rings
+    return profile.model_copy(update={"links": scaled(profile.links), "protocols": protocols, "rings": rings})
 
 
 def _start(profile: Profile, factor: float) -> Profile:

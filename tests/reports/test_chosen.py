@@ -27,7 +27,7 @@ WAYS: dict[str, tuple[str, ...]] = {
 def test_a_figure_and_a_page(way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
 
-    def draw(self: Drawing, data: Any, path: Path) -> Path:
+    def draw(self: Drawing, data: Any, path: Path, legend: bool = True) -> Path:
         drawn.append(data)
         Image.new("1", (1, 1)).save(path)
         return path

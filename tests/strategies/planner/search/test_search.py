@@ -172,10 +172,10 @@ def test_every_other_simulation_is_of_another_kind(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("asked", "tightened", "simulated", "proven"),
     [
-        ({}, 7, 2, 1),
-        ({"top": 3}, 10, 4, 3),
-        ({"front": True}, 13, 8, 8),
-        ({"goal": "cost"}, 7, 2, 1),
+        ({}, 6, 2, 1),
+        ({"top": 3}, 8, 4, 3),
+        ({"front": True}, 11, 9, 9),
+        ({"goal": "cost"}, 6, 2, 1),
         ({"limits": Limits(days=0.001)}, 0, 0, 0),
     ],
     ids=str,
