@@ -42,6 +42,8 @@ def parse_yaml(text: str) -> Any:
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         problem = " ".join(str(getattr(error, "problem", None) or getattr(error, "reason", error)).split())
+        if "maximum nesting depth" in problem:  # libyaml's own limit of 1,000, which its scanner meets before events come
+            problem = TOO_DEEP
         raise MalformedError(problem, mark.line + 1 if mark else None) from None
     except UnicodeEncodeError:
         raise MalformedError("has half a surrogate pair, which is no character") from None
