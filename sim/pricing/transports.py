@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
-from sim.pricing.transfers.protocols import PROTOCOLS, RING, SIMPLE, LinkPrice
+from sim.pricing.transfers.protocols import PROTOCOLS, RING, SIMPLE, LinkPrice, between_nodes
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
 BETWEEN = ("nic", "leaf", "spine")  # kinds of links between nodes
@@ -87,9 +87,11 @@ def with_network(profile: Profile, network: NetworkTransport) -> Profile:
 def with_steps(profile: Profile, steps: Steps, rings: Steps) -> Profile:
     """`profile` with these prices of a step between nodes; steps: {} leaves what trees and chains pay."""
     further = profile.links["spine"].latency - profile.links["nic"].latency
-    links = dict(profile.links) | (_both(steps[SIMPLE], further) if steps else {})
+    links = dict(profile.links) | (between_nodes(steps[SIMPLE], further) if steps else {})
     protocols = {
-        name: protocol.model_copy(update={"links": dict(protocol.links) | (_both(steps[name], further) if name in steps else {})})
+        name: protocol.model_copy(
+            update={"links": dict(protocol.links) | (between_nodes(steps[name], further) if name in steps else {})}
+        )
         for name, protocol in profile.protocols.items()
     }
     return profile.model_copy(update={"links": links, "protocols": protocols, "rings": rings})
@@ -105,10 +107,6 @@ def _moved(prices: Steps, measured: Steps, network: Steps) -> Steps:
         )
         for name, price in prices.items()
     }
-
-
-def _both(price: LinkPrice, further: float) -> Steps:
-    return {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
 
 
 def _provenance(profile: Profile, network: NetworkTransport) -> dict[str, Provenance]:

@@ -105,13 +105,17 @@ def with_rings(protocols: Mapping[str, Transport], rings: Mapping[str, LinkPrice
     """
     result = dict(protocols)
     for name, price in rings.items():
-        spine = price.model_copy(update={"latency": price.latency + further})
-        network = {"nic": price, "spine": spine}
+        network = between_nodes(price, further)
         result[RING + name] = Transport.model_construct(base=protocols[name].base, links=dict(protocols[name].links) | network)
         for own in P2P if name == SIMPLE else ():
             if own in protocols:
                 result[own] = Transport.model_construct(base=protocols[own].base, links=dict(protocols[own].links) | network)
     return result
+
+
+def between_nodes(price: LinkPrice, further: float) -> dict[str, LinkPrice]:
+    """A step over NICs, and one over the spine, which takes `further` seconds more."""
+    return {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
 
 
 def priced_as(name: str, protocol: str, priced: Mapping[str, Any]) -> str:
