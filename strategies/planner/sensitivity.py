@@ -17,6 +17,7 @@ from sim.analysis.link_load import link_kinds
 from sim.analysis.summary import wait_for_slower
 from sim.engine.player import run
 from sim.pricing.prices import Prices, Profile
+from sim.pricing.transports import BETWEEN
 from sim.program import Block, Kernel
 from strategies.schedules import schedules
 from topologies.reading import UserError
@@ -27,7 +28,6 @@ if TYPE_CHECKING:
     from sim.timeline import Timeline
     from strategies.job import Job
 
-NETWORK = ("nic", "leaf", "spine")
 INSIDE = ("nvlink", "pcie", "host", "loopback")
 
 
@@ -113,8 +113,8 @@ PRICES = (
     ),
     Price("bandwidth inside nodes", profile=_bandwidth(INSIDE), transfers=True),
     Price("latency inside nodes", profile=_latency(INSIDE), transfers=True),
-    Price("bandwidth between nodes", profile=_bandwidth(NETWORK), transfers=True),
-    Price("latency between nodes", profile=_latency(NETWORK), transfers=True),
+    Price("bandwidth between nodes", profile=_bandwidth(BETWEEN), transfers=True),
+    Price("latency between nodes", profile=_latency(BETWEEN), transfers=True),
     Price("collective start", profile=_start, transfers=True),
 )
 
@@ -236,7 +236,7 @@ def relevant(kernels: Iterable[Kernel], links: Collection[str]) -> Iterator[Pric
             if price.kernels & groups:
                 yield price
         elif price.name.endswith("between nodes"):
-            if set(links) & set(NETWORK):
+            if set(links) & set(BETWEEN):
                 yield price
         elif price.name == "launch" or links:
             yield price
