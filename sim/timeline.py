@@ -20,6 +20,7 @@ from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, CPU, Block, Cohort, Collective, Op, Program
+from topologies.documents.extras import imported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -214,10 +215,9 @@ class Timeline:
         return InsideOp(op.stream, cast(Block, op.work), self.cost[number], self.start[number], self.end[number])
 
     def frame(self) -> pd.DataFrame:
-        """`records` as a table. Needs pandas."""
-        import pandas as pd
-
-        return pd.DataFrame.from_records(self.records())
+        """`records` as a table. Raises ExtraMissingError without pandas."""
+        table: pd.DataFrame = imported("pandas").DataFrame.from_records(self.records())
+        return table
 
     def records(self) -> list[dict[str, Any]]:
         """One row per op; times in seconds, bytes are what one rank sends."""

@@ -267,3 +267,23 @@ def test_all_fields_of_a_plan_can_be_unset() -> None:
         text = f"{default!r} B" if name == "bucket" and default is not None else json.dumps(default)
         job = read_job(model="llama-3.1-8b", cluster="dgx-h100", overrides=[f"plan.{name}={text}"])
         assert getattr(job.plan, name) == default or name == "global_batch"
+
+
+def test_what_to_buy_and_what_a_budget_is_good_for(job: str, tmp_path: Path) -> None:
+    """Whole lines, with the model and with clusters as they were asked for, which may be files."""
+    cluster = tmp_path / "our cluster.yaml"
+    cluster.write_text("name: ours\nbased_on: dgx-h100\nnode: {gpus: 4, nics: 4}\n")
+    given = ("--set", "plan.sequence=1024")
+    answer = json.loads(
+        call("budget", "--model", "gpt2-1.5b", "--cluster", str(cluster), *given, "--workers", "1", "--json").stdout
+    )
+    words = pasted(call("budget", "--model", "gpt2-1.5b", "--cluster", str(cluster), *given, "--workers", "1").output)
+    assert words[:2] == ["--model", "gpt2-1.5b"]
+    assert simulated([*words, *given])["step_seconds"] == answer[0]["step_seconds"]
+    offers = ("buy", f"2x{cluster}", "vs", "1xdgx-a100@1.8", "--model", "gpt2-1.5b", *given, "--workers", "1")
+    bought = json.loads(call(*offers, "--json").stdout)["offers"]
+    lines = call(*offers).output.splitlines()
+    for each, name in zip(bought, ("2 × ours", "1 × dgx-a100 at $1.80/h"), strict=True):
+        (line,) = (line for line in lines if line.startswith(f"{name}: --cluster "))
+        words = shlex.split(line.removeprefix(f"{name}: "))
+        assert simulated(["--model", "gpt2-1.5b", *words, *given])["step_seconds"] == each["summary"]["step_seconds"]

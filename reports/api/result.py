@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.job import Job
 from topologies.documents.cards import table_card
+from topologies.documents.extras import imported
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -30,10 +31,9 @@ class Result:
     detail: Any = field(default=None, repr=False, compare=False)
 
     def frame(self) -> pd.DataFrame:
-        """The rows as a table: fields inside fields have names with dots."""
-        import pandas as pd
-
-        return pd.DataFrame([dict(_flat(row)) for row in self.rows])
+        """The rows as a table: fields inside fields have names with dots. Raises ExtraMissingError without pandas."""
+        table: pd.DataFrame = imported("pandas").DataFrame([dict(_flat(row)) for row in self.rows])
+        return table
 
     def __repr__(self) -> str:
         return f"<{self.title}>"

@@ -14,7 +14,6 @@ from reports.inputs import shardyard_version
 from reports.terminal import echo
 
 FOLDER = Path(__file__).parent
-EXTRAS = {"torch": "torch", "scipy": "torch", "pandas": "pandas"}  # packages that not all need -> the extra that has them
 
 
 def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
@@ -54,28 +53,38 @@ class Commands(click.Group):
             raise UserError(f"unknown command '{name}'{nearest(name, self.list_commands(ctx))}")
         return super().resolve_command(ctx, args)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        """As click does; a wrong option is one line."""
+        from reports.commands._usage import on_one_line
+
+        with on_one_line():
+            return super().make_context(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         """As click does, but when it is interrupted it says so and ends with 128 + the signal's number, as shells do."""
+        from reports.commands._usage import on_one_line
+
         try:
-            return super().invoke(ctx)
+            with on_one_line():
+                return super().invoke(ctx)
         except KeyboardInterrupt as error:
             end_interrupted(error)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
         from reports.commands._signals import ended_cleanly
+        from topologies.documents.extras import EXTRAS, ExtraMissingError, how_to_install
         from topologies.reading import UserError
 
         with ended_cleanly():
             try:
                 return super().main(*args, **kwargs)
-            except UserError as error:
+            except (UserError, ExtraMissingError) as error:
                 echo(f"error: {error}", err=True)
             except ModuleNotFoundError as error:
                 if error.name not in EXTRAS:
                     raise
-                extra = f"`pip install 'shardyard[{EXTRAS[error.name]}]'`"
-                echo(f"error: {error.name} is not installed, and this needs it: {extra}", err=True)
+                echo(f"error: {how_to_install(error.name)}", err=True)
             except OSError as error:  # a full disk, a closed pipe
                 echo(f"error: {error.filename or 'output'}: {error.strerror or error}", err=True)
             sys.exit(2)

@@ -70,7 +70,7 @@ def command(
     if as_json:
         echo(json.dumps([as_data(each) for each in models], indent=2))
     else:
-        show(overview(models, cluster, length, ratio or RATIO, money))
+        show(overview(models, cluster, length, ratio or RATIO, money, given["cluster"]))
     if not any(each.enough for each in models) and not model:
         sys.exit(2)
 

@@ -101,7 +101,7 @@ def _offers(texts: tuple[str, ...], job: str | None, overrides: tuple[str, ...],
         name = asked.cluster.described + (f" at ${price:.2f}/h" if price is not None else "")
         if any(other.name == name for other in result):
             raise UserError(f"{text}: is there twice")
-        result.append(Offer(name, asked, price))
+        result.append(Offer(name, asked, price, match[2]))
     if len(result) < 2:
         raise UserError("buy: name at least two offers: shardyard buy 16xdgx-h100 vs 32xdgx-a100 --model llama-3.1-8b")
     return result

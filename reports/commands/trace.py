@@ -37,13 +37,14 @@ def command(job: str | None, form: str, output: str, **given: Any) -> None:
 
     folder = report_folder(output, "--output")
     assert folder is not None
-    timeline = simulate(job_with_found_plan(job, **given), fold=form != "chakra")
+    read = job_with_found_plan(job, **given)
+    timeline = simulate(read, fold=form != "chakra")
     if form == "chakra":
         paths = write_chakra(timeline, folder)
         echo(f"wrote {paths[0]} to {paths[-2].name}, and {paths[-1].name}")
         return
     if form == "kineto":
-        for path in write_kineto(timeline, folder):
+        for path in write_kineto(timeline, folder, "Half" if read.plan.precision == "fp16" else "BFloat16"):
             echo(f"wrote {path}")
         return
     folder.mkdir(parents=True, exist_ok=True)

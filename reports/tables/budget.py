@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,8 +18,10 @@ if TYPE_CHECKING:
 COLUMNS = ("model", "parameters", "best plan", "step", "MFU", "goodput", "tokens", "per parameter", "80 % of runs", "enough")
 
 
-def overview(models: Sequence[Budgeted], cluster: Cluster, days: float, ratio: float, money: Rates) -> RenderableType:
-    """The answer, and the models that were tried."""
+def overview(
+    models: Sequence[Budgeted], cluster: Cluster, days: float, ratio: float, money: Rates, asked: str = ""
+) -> RenderableType:
+    """The answer, and the models that were tried. asked: the cluster as it was named, if not by its own name."""
     from rich import box
     from rich.console import Group
     from rich.table import Table
@@ -36,12 +39,9 @@ def overview(models: Sequence[Budgeted], cluster: Cluster, days: float, ratio: f
     if best is not None and best.answer is not None:
         first = f"{what}: {best.model}, on {count(best.answer.tokens.mean)} tokens"
     refused = [Text(f"{each.model}: {each.refused}") for each in models if each.refused and each.most >= each.needed]
-    said = [f"{each.model}, as arguments: {_place(cluster)} {each.arguments}" for each in models if each.arguments]
+    place = f"--cluster {shlex.quote(asked or cluster.name)} --nodes {cluster.nodes}"
+    said = [f"as arguments: --model {shlex.quote(each.model)} {place} {each.arguments}" for each in models if each.arguments]
     return Group(Text(first, "bold"), table, *refused, *(Text(line, "dim") for line in said))
-
-
-def _place(cluster: Cluster) -> str:
-    return f"--cluster {cluster.name} --nodes {cluster.nodes}"
 
 
 def _row(each: Budgeted) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -113,7 +114,8 @@ def _arguments(each: Bought) -> str:
     """What makes a job the offer's at its best plan."""
     cluster = each.job.cluster
     price = "" if each.offer.price is None else f" --price {each.offer.price:g}"
-    return f"--cluster {cluster.name} --nodes {cluster.nodes} {arguments_of(each.offer.job, each.job)}{price}"
+    name = shlex.quote(each.offer.cluster or cluster.name)
+    return f"--cluster {name} --nodes {cluster.nodes} {arguments_of(each.offer.job, each.job)}{price}"
 
 
 def as_data(bought: Sequence[Bought], changes: Sequence[Crossover]) -> dict[str, Any]:

@@ -121,7 +121,7 @@ def _delivered(answers: Sequence[RunAnswer | None]) -> list[tuple[str, list[str]
         row("goodput", lambda a: percent(a.goodput.mean)),
         row("failures", lambda a: digits(a.failures.mean)),
         row(f"days of {of}", lambda a: digits(a.days.mean)),
-        row("  80 % of runs", lambda a: f"{digits(a.days.low)}–{digits(a.days.high)}"),
+        row("  80 % of runs, with this step", lambda a: f"{digits(a.days.low)}–{digits(a.days.high)}"),
         row(f"cost of {of}", lambda a: "–" if a.usd is None else dollars(a.usd.mean)),
     ]
 

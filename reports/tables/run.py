@@ -115,7 +115,8 @@ def _interval(prepared: Prepared, answer: RunAnswer) -> str:
     interval, chance = prepared.summary.interval, answer.chance
     if interval is None or not prepared.spec.slower:
         return ""
-    alone = f"; by failures alone {digits(chance.low)}–{digits(chance.high)} days" if answer.finished else ""
+    days = f"{digits(chance.mean)} days ({digits(chance.low)}–{digits(chance.high)})"
+    alone = f"; with the predicted one in all, as `compare --runs` has it, {days}" if answer.finished else ""
     return f", 80 % interval {span(interval.low)}–{span(interval.high)}: each run has its own{alone}"
 
 

@@ -71,8 +71,9 @@ def overview(
     if runs := [case.run.runs for case in (*base, *cases) if case.run is not None]:
         each = f"failures and checkpoints included: {plural(runs[0], 'run')} each, with the same failures"
         about = f"days and cost are of {tokens_text(tokens)}, {each}"
-    lines += [] if tornado else ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
-    lines += [Text(line, "dim") for line in (*remarks, *_why_not(base, cases), *([] if tornado else _arguments(job, cases)))]
+    about = about.removesuffix(", change is of the step") if tornado else about
+    lines += ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
+    lines += [Text(line, "dim") for line in (*remarks, *_why_not(base, cases), *_arguments(job, cases))]
     prices = dict.fromkeys(rates_text(case.training.rates, power=False) for case in (*base, *cases) if case.training)
     return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
 
@@ -231,6 +232,11 @@ def _varied(cases: Sequence[Case]) -> set[str]:
     return {name for name in names if len({str(case.changes.get(name)) for case in cases}) > 1} or names
 
 
+def _goes_with(cases: Sequence[Case]) -> bool:
+    """Whether the batch is one of no input by itself: every case has one, beside what it varies."""
+    return all("plan.global_batch" in case.changes for case in cases)
+
+
 def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     """Each input alone: by how much the cost of the training moves (without prices its GPU-hours), the largest effect first."""
     if base.training is None:
@@ -242,13 +248,27 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     over_days = f", failures and checkpoints included ({plural(base.run.runs, 'run')} each)" if base.run else ""
     title = f"{'cost' if priced else 'GPU-hours'} of the training, against the job{over_days}"
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
-    for head, side in (("inputs", "left"), ("change", "right"), ("less", "right"), ("more", "left"), ("memory", "right")):
-        table.add_column(head, justify="left" if side == "left" else "right")
-    for case, effect in known:
+    replanned, batches = any(case.found for case in cases), {case.batch for case in (base, *cases) if case.batch}
+    shown = {name for case in cases for name in case.changes} - {*HIDDEN, *(["plan.global_batch"] if _goes_with(cases) else [])}
+    heads = ["inputs", *(["plan"] if replanned else []), "change", "less", "more", *(["batch"] if len(batches) > 1 else [])]
+    for head in (*heads, "step", "days", *(["cost"] if priced else []), "memory"):
+        table.add_column(head, justify="left" if head in ("inputs", "plan", "more") else "right", no_wrap=True)
+    for case, effect in [(base, 0.0), *known]:
         assert case.summary is not None
-        strip = bar(abs(effect) / most, 24)
+        assert case.training is not None
+        strip = "" if case is base else bar(abs(effect) / most, 24)
         sides = (strip, "") if effect < 0 else ("", strip)
-        table.add_row(_inputs(case), signed(effect), *sides, _memory(case.summary))
+        table.add_row(
+            _inputs(case, shown) if case is base or set(case.changes) & shown else "the job, planned anew",
+            *([_plan(case)] if replanned else []),
+            "" if case is base else signed(effect),
+            *sides,
+            *([f"{case.batch:,}"] if len(batches) > 1 else []),
+            seconds(case.summary.step_seconds),
+            digits(case.training.seconds / 86400),
+            *([dollars(case.training.usd)] if priced and case.training.usd is not None else []),
+            _memory(case.summary),
+        )
     return Group(Text(title), table)
 
 

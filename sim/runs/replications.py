@@ -40,10 +40,12 @@ def _outcome(spec: RunSpec, seed: int, number: int, record: bool = False) -> Out
 
 def step_factor(spec: RunSpec, number: int) -> float:
     """By which the steps of replication `number` are longer. Replications are spread evenly over the distribution (an additive
-    recurrence by the golden ratio) and not drawn, so that few of them have its median and its tails; the first is at the median.
+    recurrence by the golden ratio) and not drawn, so that few of them have its tails; the first two are at the median, and every
+    two are as far below as above it, so that their mean does not depend on how many there are.
     """
-    normal = NormalDist().inv_cdf((0.5 + number * GOLDEN) % 1.0)
-    return math.exp(normal * (spec.slower if normal > 0 else spec.faster))
+    pair, below = divmod(number, 2)
+    normal = NormalDist().inv_cdf((1.0 + pair * GOLDEN % 1.0) / 2.0)
+    return math.exp(-normal * spec.faster if below else normal * spec.slower)
 
 
 def recorded(spec: RunSpec, seed: int = 0, number: int = 0) -> Outcome:

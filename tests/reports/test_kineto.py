@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from calibration.readers.kineto import read_traces
 from reports.kineto import write_kineto
 from sim.analysis.breakdown import breakdowns
+from sim.program import Collective
 from sim.timeline import Timeline
 from strategies.predict import simulate
 from strategies.read_job import read_job
@@ -64,3 +66,47 @@ def test_hta_says_what_we_say(name: str, tmp_path: Path, monkeypatch: pytest.Mon
         assert row["compute_time(us)"] / 1e6 == pytest.approx(compute, abs=0.01 * timeline.step)
         assert row["idle_time(us)"] / 1e6 + before == pytest.approx(idle, abs=0.01 * timeline.step)
         assert row["non_compute_time(us)"] / 1e6 == pytest.approx(timeline.step - compute - idle, abs=0.01 * timeline.step)
+
+
+SHARES = {  # what a rank's collectives are, by hand: 32 layers, 2,048 tokens of 4,096 values in bf16
+    "tensor": {
+        ("all_gather", 4, 1, 2048 * 4096 * 2): 32,
+        ("reduce_scatter", 4, 1, 2048 * 4096 * 2): 32,
+    },
+    "pipeline": {("all_reduce", 2, 1, 2048 * 4096 * 2): 8, ("send", 2, 1, 2048 * 4096 * 2): 1},
+}
+
+
+@pytest.mark.parametrize("name", SHARES)
+def test_collectives_are_read_as_those_of_real_traces(name: str, tmp_path: Path) -> None:
+    """Operation, ranks, nodes and bytes; each call is a kernel of its own, at least one in every layer."""
+    timeline = step(PLANS[name])
+    paths = write_kineto(timeline, tmp_path)
+    traced = read_traces(paths, per_node=8)
+    assert traced.ranks == len(timeline.lanes)
+    kernels = [
+        event
+        for event in json.loads(gzip.decompress(paths[0].read_bytes()))["traceEvents"]
+        if event["args"].get("Collective name") not in (None, "recv")
+    ]
+    rows = {(row.operation, row.ranks, row.nodes, row.bytes): row.seconds for row in traced.rows}
+    for key, least in SHARES[name].items():
+        assert rows[key] > 0
+        same = [each for each in kernels if 2 * max(each["args"]["In msg nelems"], each["args"]["Out msg nelems"]) == key[3]]
+        assert len(same) >= 2 * least
+    assert all(int(event["args"]["Process Group Ranks"][1]) == 0 for event in kernels)  # rank 0 is the first of its groups
+
+
+def test_a_profile_of_a_simulated_trace_has_its_prices(tmp_path: Path) -> None:
+    """The way there and back: every collective that is read takes what the profile says, without contention."""
+    timeline = step({"data_parallel": "zero3", "microbatch": 1, "overlap": False})
+    traced = read_traces(write_kineto(timeline, tmp_path), per_node=8)
+    alone = {
+        (op.work.operation, op.work.bytes): timeline.op_costs.collective(op.work, 0).alone / op.work.repeat
+        for _, op in timeline.ops(0)
+        if isinstance(op.work, Collective)
+    }
+    assert {(row.ranks, row.nodes) for row in traced.rows} == {(16, 2)}
+    assert len(traced.rows) > 2
+    for row in traced.rows:
+        assert row.seconds == pytest.approx(alone[row.operation, row.bytes], rel=1e-3)

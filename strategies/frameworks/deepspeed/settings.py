@@ -70,12 +70,10 @@ def _read(path: Path) -> ReadSettings:
     plan |= read_zero(keys.section("zero_optimization"))
     if bf16 and plan["data_parallel"] == "ddp" and keys.section("data_types").value("grad_accum_dtype") is None:
         plan["gradients"] = "fp32"  # deepspeed/runtime/engine.py, get_data_types
-    checkpointing = keys.section("activation_checkpointing")
-    kept = {name: True for name in _CHECKPOINTING if checkpointing.flag(name, False)}
-    if kept and "deepspeed" in plan:  # of a model that recomputes its layers
-        plan |= {"recompute": "full", "deepspeed": plan["deepspeed"] | kept}
     if tp := keys.section("tensor_parallel").optional("autotp_size"):
         plan["tp"] = tp
+    checkpointing, remarks = _read_checkpointing(keys.section("activation_checkpointing"), plan)
+    plan |= checkpointing
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
         plan |= {"cp": cp, "cp_method": "ulysses"}
     if (norm := keys.value("gradient_clipping")) is not None:
@@ -83,7 +81,22 @@ def _read(path: Path) -> ReadSettings:
             raise UserError(f"{keys.where}: gradient_clipping={shown(norm)} must be a number")
         plan["clip_gradients"] = norm != 0
     plan |= _read_optimizer(keys.section("optimizer"))
-    return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=remarks_on_filled(filled))
+    return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=(*remarks_on_filled(filled), *remarks))
+
+
+def _read_checkpointing(section: Keys, plan: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """What the file says of inputs that are kept of recomputed layers, and what a reader should know of it: whether layers are
+    recomputed says the model's code, and parts on one tp rank are the whole (deepspeed/runtime/activation_checkpointing/
+    checkpointing.py, partition_activations: `num_elements_per_rank = tensor.numel() / mp_size`).
+    """
+    kept = {name: True for name in _CHECKPOINTING if section.flag(name, False)}
+    if not kept or "deepspeed" not in plan:
+        return {}, ()
+    remarks = ["activation_checkpointing: taken as a model that recomputes all layers; --set plan.recompute=none says otherwise"]
+    if "partition_activations" in kept and plan.get("tp", 1) == 1:
+        del kept["partition_activations"]
+        remarks.append("activation_checkpointing.partition_activations: parts them among tp ranks, of which the file has one")
+    return {"recompute": "full", "deepspeed": plan["deepspeed"] | kept}, tuple(remarks)
 
 
 def _read_optimizer(section: Keys) -> dict[str, Any]:

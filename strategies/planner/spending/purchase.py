@@ -26,11 +26,14 @@ ROUNDS = 4  # sizes that are tried to be as quick as another offer
 
 @dataclass(frozen=True)
 class Offer:
-    """What may be bought: its name, the job on it (of any plan), dollars of a GPU-hour (None: a listed price)."""
+    """What may be bought: its name, the job on it (of any plan), dollars of a GPU-hour (None: a listed price), the cluster as it
+    was asked for: a name or a file ("": by its name).
+    """
 
     name: str
     job: Job
     price: float | None = None
+    cluster: str = ""
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,24 @@ def test_deepspeed() -> None:
     assert ignored in job.remarks[0]
 
 
+def test_deepspeed_parts_no_activations_on_one_tensor_rank(tmp_path: Path) -> None:
+    """partition_activations stands in many files that have no tensor parallelism, where parts of one rank are the whole."""
+    file = tmp_path / "ds_config.json"
+    data = {
+        "train_batch_size": 64,
+        "zero_optimization": {"stage": 2},
+        "activation_checkpointing": {"partition_activations": True},
+    }
+    given = {"model": "llama-2-7b", "cluster": "dgx-a100", "plan": {"sequence": 2048}, "from_deepspeed": file}
+    file.write_text(json.dumps(data))
+    job = read_job(**given)
+    assert (job.plan.recompute, job.plan.deepspeed.partition_activations) == ("full", False)
+    assert any("recomputes all layers; --set plan.recompute=none" in remark for remark in job.remarks)
+    assert any("among tp ranks, of which the file has one" in remark for remark in job.remarks)
+    file.write_text(json.dumps(data | {"tensor_parallel": {"autotp_size": 2}}))
+    assert read_job(**given).plan.deepspeed.partition_activations
+
+
 def test_accelerate() -> None:
     job = read("accelerate", "fsdp.yaml", model="llama-3.1-8b")
     assert (job.plan.data_parallel, job.plan.shard, job.cluster.nodes) == ("zero3", 8, 2)

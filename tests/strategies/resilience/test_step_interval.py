@@ -30,12 +30,14 @@ def over_days(run: dict, count: int = 100, tokens: float = 1e12, days: float | N
 
 
 def test_factors_are_spread_evenly_over_both_halves() -> None:
-    """Log-normal with 0.1 below and 0.2 above the median, which is the first run's; ten runs have five on each side."""
+    """Log-normal with 0.1 below and 0.2 above the median, which is the first two runs'; every two are on both sides."""
     factors = np.array([step_factor(HUNDRED, number) for number in range(2000)])
-    assert factors[0] == 1.0
+    assert tuple(factors[:2]) == (1.0, 1.0)
     low, high = np.quantile(factors, [0.1, 0.9])
     assert (math.log(low), math.log(high)) == (pytest.approx(-0.1 * NORMAL, rel=0.01), pytest.approx(0.2 * NORMAL, rel=0.01))
-    assert abs(sum(factors[1:11] > 1.0) - 5) <= 1
+    assert np.log(factors[2::2]) / 0.2 == pytest.approx(np.log(factors[3::2]) / -0.1)
+    even = replace(HUNDRED, faster=0.1, slower=0.1)
+    assert sum(math.log(step_factor(even, number)) for number in range(20)) == pytest.approx(0.0, abs=1e-12)
     assert step_factor(replace(HUNDRED, faster=0.0, slower=0.0), 7) == 1.0
 
 
@@ -90,3 +92,12 @@ def test_a_job_may_say_that_its_step_is_as_predicted() -> None:
     assert certain.days.mean * 86400 == pytest.approx(
         summary.step_seconds * 1e12 / (summary.tokens_per_second * summary.step_seconds)
     )
+
+
+def test_runs_say_the_days_that_comparisons_have() -> None:
+    """Beside the days of runs with steps of their own: those with the step as predicted, within what chance leaves."""
+    job = read_job(JOB, run={"failures": "llama-3"})
+    spread = shardyard.run_days(job, tokens=1e12, count=20)
+    compared = shardyard.run_days(read_job(JOB, run={"failures": "llama-3", "step_interval": False}), tokens=1e12, count=20)
+    assert spread.chance.mean == pytest.approx(compared.days.mean, rel=1e-3)
+    assert spread.days.mean == pytest.approx(compared.days.mean, rel=0.01)
