@@ -264,6 +264,8 @@ def test_a_person_changes_a_job_in_a_browser(served: str) -> None:
         tab.wait_for_selector("main[data-ready]")
         first, verdict = tab.get_attribute("main", "data-ready"), tab.inner_text("#verdict")
         assert verdict.startswith("llama-3.1-70b on 8 × dgx-h100")
+        assert " s" in tab.inner_text("#cards .card:first-child b")
+        assert "(" not in "".join(tab.locator("#cards b").all_inner_texts())  # intervals are below, smaller
         tab.click("#pin")
         tab.locator("[id='field-nodes']").fill("16")
         tab.locator("[id='field-nodes']").press("Tab")

@@ -38,14 +38,18 @@ export function ink(colour) {
   return 0.3 * red + 0.59 * green + 0.11 * blue > 0.55 ? "#000000" : "#ffffff";
 }
 
+/** What stands for nothing, or waiting, goes with the page: white and light grey would be the brightest of a dark one. */
+export const shade = colour => ({ "#ffffff": "var(--paper)", "#e8e8e8": "var(--line)" })[colour.toLowerCase()] ?? colour;
+
 export function legend(list, entries) {
   list.replaceChildren(...entries.map(([name, colour, text]) =>
-    element("li", {}, element("i", { style: { background: colour } }), text ? `${name} ${text}` : name)));
+    element("li", {}, element("i", { style: { background: shade(colour) } }), text ? `${name} ${text}` : name)));
 }
 
+/** A table; the last cell of a row that is shorter than the head goes to its end. */
 export function table(head, rows, best = () => false) {
   return element("table", {},
     element("thead", {}, element("tr", {}, ...head.map(name => element("th", { scope: "col" }, name)))),
     element("tbody", {}, ...rows.map((row, at) =>
-      element("tr", { className: best(at) ? "best" : "" }, ...row.map(cell => element("td", {}, cell))))));
+      element("tr", { className: best(at) ? "best" : "" }, ...row.map((cell, place) => element("td", { colSpan: place + 1 === row.length ? head.length - place : 1 }, cell))))));
 }

@@ -1,6 +1,6 @@
 // The page: a job on the left, its answer on the right. All numbers come from the server of this machine.
 
-import { $, element, gigabytes, ink, legend, percent, seconds, significant, table } from "./dom.js";
+import { $, element, gigabytes, shade, legend, percent, seconds, significant, table } from "./dom.js";
 import { Form, fromAddress, sections, toAddress } from "./form.js";
 import { curve, Memory } from "./plots.js";
 import { Timeline } from "./timeline.js";
@@ -74,14 +74,31 @@ function show(data) {
   compare();
 }
 
-const cards = (root, entries) => root.replaceChildren(...entries.map(([label, value, about]) =>
-  element("div", { className: "card", title: about }, element("b", {}, value), element("span", {}, label))));
+const ROW = 7;  // cards beside each other at most
+
+/** "16.4 s (14.8 s–18.1 s)", "61.8 of 84.9 GB", "$1 M at $3/h": the number, and what is said about it. */
+function parts(value) {
+  const [, number, unit] = value.match(/^(\S+) of \S+ (\S+)$/) ?? [];
+  if (unit) return [`${number} ${unit}`, value.slice(number.length + 1)];
+  const [, first, inside, behind] = value.match(/^(.*?)(?: \((.*)\)| (at .*))?$/);
+  return [first, inside ?? behind];
+}
+
+/** Numbers and what they are, in rows that are filled. */
+function cards(root, entries) {
+  root.style.setProperty("--row", Math.ceil(entries.length / Math.ceil(entries.length / ROW)));
+  root.replaceChildren(...entries.map(([label, value, about]) => {
+    const [number, more] = parts(value);
+    return element("div", { className: "card", title: about }, element("span", {}, label), element("b", {}, number),
+      more ? element("span", {}, more) : null);
+  }));
+}
 
 function stack(section, entries) {
   const whole = entries.reduce((sum, [, value]) => sum + value, 0);
   const bar = $(".stack", section);
   bar.replaceChildren(...entries.map(([name, value, colour, text]) =>
-    element("div", { title: `${name}: ${text}`, style: { width: `${100 * value / whole}%`, background: colour, color: ink(colour) } })));
+    element("div", { title: `${name}: ${text}`, style: { width: `${100 * value / whole}%`, background: shade(colour) } })));
   bar.setAttribute("aria-label", entries.map(([name, , , text]) => `${name} ${text}`).join(", "));
   legend($(".legend", section), entries.map(([name, , colour, text]) => [name, colour, text]));
 }
@@ -220,7 +237,7 @@ $("#draw").addEventListener("click", async () => {
     const points = (await ask("curve", { changes: texts, field, values })).map(point => ({ ...point, value: point.value.slice(field.length + 1) }));
     curve($("#curve .plot"), points, field);
     $("#curve .wide").replaceChildren(table([field, "step", "tokens/s", "MFU", "peak memory"], points.map(point => point.error
-      ? [point.value, point.error, "", "", ""]
+      ? [point.value, point.error]
       : [point.value, seconds(point.step), significant(point.tokens_per_second), percent(point.mfu), `${gigabytes(point.memory)}${point.fits ? "" : ", out of memory"}`])));
   } catch (error) {
     $("#curve .plot").replaceChildren(error.message);

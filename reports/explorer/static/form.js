@@ -29,7 +29,7 @@ export class Form {
     input.addEventListener("change", () => this.changed());
     const slider = control.doubling ? this.slider(control, input) : null;
     const row = element("div", { className: "control", title: control.about ?? "" },
-      element("label", { htmlFor: id }, control.label),
+      element("label", { htmlFor: id }, ...control.label.split(/(?<=_)/).flatMap(part => [part, element("wbr")])),
       slider ? element("div", { className: "both" }, slider, input) : input);
     this.controls.set(control.field, { ...control, input, slider, row });
     return row;
