@@ -19,6 +19,7 @@ from topologies.registry import Registry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
@@ -200,6 +201,18 @@ def patch(name: str, label: str) -> Any:
     from matplotlib.patches import Patch
 
     return Patch(facecolor=COLOURS[name], hatch=HATCHES.get(name), edgecolor=DARK, linewidth=0.5, label=label)
+
+
+def log_ticks(axis: Axis, low: float, high: float, text: Callable[[float], str]) -> None:
+    """Labels with units for a logarithmic axis, more of them where the axis is short, at most 12: left to itself matplotlib puts
+    one where what is drawn lies within a decade.
+    """
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    parts = (1, 2, 3, 5, 7) if high < 20 * low else (1, 2, 5) if high < 1e4 * low else (1,)
+    axis.set_major_locator(LogLocator(subs=parts, numticks=12))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
 
 
 def time_unit(step: float) -> tuple[float, str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.figures import BLACK, BLUE, BROWN, GREEN, ORANGE, PURPLE, RED, SKY, figure
+from reports.figures import BLACK, BLUE, BROWN, GREEN, ORANGE, PURPLE, RED, SKY, figure, log_ticks
 from reports.formatting import seconds
 
 if TYPE_CHECKING:
@@ -64,16 +64,14 @@ def _line(ax: Axes, name: str, points: Points, number: int) -> None:
 
 def _axes(ax: Axes, size: str, ranks: list[int]) -> None:
     """Both logarithmic: ranks as they are, times with their units."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import NullLocator
 
     ax.set_xscale("log", base=2)
     ax.set_yscale("log")
     step = -(-len(ranks) // 6)
     ax.set_xticks(ranks[::step], [f"{count:,}" for count in ranks[::step]])
     ax.xaxis.set_minor_locator(NullLocator())
-    ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda time, _: seconds(time)))
-    ax.yaxis.set_minor_formatter(NullFormatter())
+    log_ticks(ax.yaxis, *ax.get_ylim(), seconds)
     ax.grid(alpha=0.3)
     ax.set_xlabel("ranks")
     ax.set_title(size)

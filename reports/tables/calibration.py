@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
-from reports.formatting import percent, seconds, signed
+from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure, log_ticks
+from reports.formatting import count, percent, seconds, signed
 from reports.terminal import progress_bar
 from topologies.documents.units import show
 
@@ -166,13 +166,12 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
         if alone := [pair for pair in data.alone.get(name, []) if pair[0] > 0]:
             above.plot(*zip(*alone, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
     above.set(xscale="log", yscale="log", ylabel="time", title=title)
-    above.yaxis.set_major_formatter(lambda value, _: seconds(value))
     above.legend(fontsize=8, ncols=2)
     below.axhspan(-10, 10, color=GREY, alpha=0.25, linewidth=0)
     below.axhline(0, color=DARK, linewidth=0.8)
     below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
-    for axis in (above.yaxis, below.xaxis):
-        axis.set_minor_formatter(lambda *_: "")
+    log_ticks(above.yaxis, *above.get_ylim(), seconds)
+    log_ticks(below.xaxis, *below.get_xlim(), count)
 
 
 def _dots(
