@@ -38,7 +38,7 @@ import shardyard  # noqa: E402
 
 FENCE = re.compile(r"^(?P<note><!-- [^\n]* -->\n)?```(?P<kind>\w+)(?P<info>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 FIRST = re.compile(r"<!-- first (\d+) lines? -->")
-PICTURE = re.compile(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|svg))\)")
+PICTURE = re.compile(r"!\[[^\]]*\]\(([\w.-]+\.(?:png|svg|gif))\)")
 MORE = "…\n"
 
 

@@ -18,14 +18,15 @@ TOTAL = click.option("--total", is_flag=True, help="Also what all ranks send tog
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
 
-def figure_option(name: str, about: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG."""
+def figure_option(name: str, about: str, moves: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG, nor (moves) GIF."""
+    ends = (".png", ".svg", ".gif") if moves else (".png", ".svg")
 
     def check(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
         from topologies.reading import UserError
 
-        if path is not None and Path(path).suffix not in (".png", ".svg"):
-            raise UserError(f"{name} {path}: must end in .png or .svg")
+        if path is not None and Path(path).suffix not in ends:
+            raise UserError(f"{name} {path}: must end in {', '.join(ends[:-1])} or {ends[-1]}")
         return path
 
     return click.option(name, metavar="FILE", help=about, callback=check)

@@ -21,7 +21,7 @@ MOST = 5_000  # passes that are drawn
 @click.option("--chunks", type=click.IntRange(1, 16), help="Virtual stages of each rank, of schedules that take any number.")
 @click.option("--backward", type=click.FloatRange(0.1, 10), default=2.0, show_default=True, help="Length of a backward pass.")
 @click.option("--ranks", type=click.IntRange(2, 16), default=4, show_default=True, help="Ranks of an all-reduce.")
-@figure_option("--plot", "Draw them under each other (PNG or SVG).")
+@figure_option("--plot", "Draw them under each other (PNG or SVG), or let time pass (GIF).", moves=True)
 @AS_JSON
 def command(
     names: tuple[str, ...],

@@ -7,7 +7,7 @@ matplotlib.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,12 +15,15 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from reports.formatting import KINDS
 from topologies.documents.writing import whole_file
+from topologies.reading import UserError
 from topologies.registry import Registry
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.axis import Axis
     from matplotlib.figure import Figure
+
+    from reports.figures.film import Frame
 
 # Okabe & Ito 2008, "Color Universal Design", jfly.uni-koeln.de/color
 BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, RED = "#0072B2", "#E69F00", "#009E73", "#56B4E9", "#F0E442", "#CC79A7", "#D55E00"
@@ -96,9 +99,12 @@ _STYLE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Drawing:
-    """A registered figure: `draw` makes it from its data; calling it saves it, as PNG or SVG by the name of the file."""
+    """A registered figure: `draw` makes it from its data; calling it saves it, as PNG or SVG by the name of the file, or as GIF
+    where it has a `film` (its frames, from its data).
+    """
 
     draw: Callable[[Any], Figure]
+    film: Callable[[Any], Iterable[Frame]] | None = None
 
     def figure(self, data: Any) -> Figure:
         """Drawn in the style of all figures, and not saved."""
@@ -106,6 +112,9 @@ class Drawing:
             return self.draw(data)
 
     def __call__(self, data: Any, path: Path, legend: bool = True) -> Path:
+        """Raises UserError for a GIF of a figure that does not move."""
+        if path.suffix == ".gif":
+            return self._moving(data, path)
         with _styled():
             metadata = {"Date": None} if path.suffix == ".svg" else {"Software": None}
             drawn = self.draw(data)
@@ -116,6 +125,15 @@ class Drawing:
             drawn.savefig(picture, format=path.suffix[1:], dpi=dots, metadata=metadata)
             with whole_file(path) as file:
                 file.write(_small(picture) if path.suffix == ".png" else picture.getvalue())
+        return path
+
+    def _moving(self, data: Any, path: Path) -> Path:
+        if self.film is None:
+            raise UserError(f"{path}: this figure does not move: must end in .png or .svg")
+        from reports.figures.film import gif
+
+        with _styled(), whole_file(path) as file:
+            file.write(gif(self.film(data)))
         return path
 
 
@@ -155,11 +173,20 @@ def _small(picture: BinaryIO) -> bytes:
 figures: Registry[Drawing] = Registry("figure", package="reports.figures")
 
 
-def figure(name: str) -> Callable[[Callable[[Any], Figure]], Drawing]:
-    """Decorator: registers a function from data to a Figure."""
+def figure(
+    name: str, *, sweeps: bool = False, film: Callable[[Any], Iterable[Frame]] | None = None
+) -> Callable[[Callable[[Any], Figure]], Drawing]:
+    """Decorator: registers a function from data to a Figure. sweeps: its panels share an axis of time, which may pass; film:
+    frames of another kind.
+    """
 
     def register(draw: Callable[[Any], Figure]) -> Drawing:
-        return figures(name)(Drawing(draw))
+        def swept_frames(data: Any) -> Iterable[Frame]:
+            from reports.figures.film import swept
+
+            return swept(draw(data))
+
+        return figures(name)(Drawing(draw, swept_frames if sweeps else film))
 
     return register
 

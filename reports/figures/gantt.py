@@ -37,7 +37,7 @@ PASSES = ("forward", "backward", WEIGHT, "recompute", "optimizer")
 DELAYS = ("launch", "slowdown")  # within a pass: no kernel is launched yet, or communication slows it
 
 
-@figure("gantt")
+@figure("gantt", sweeps=True)
 def gantt(timeline: Timeline) -> Figure:
     """One step: a row per stage (or rank), with passes and, in strips below, the transfers of each axis.
 

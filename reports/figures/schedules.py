@@ -21,7 +21,7 @@ KINDS = {
 }
 
 
-@figure("schedules")
+@figure("schedules", sweeps=True)
 def schedules(plays: Sequence[UnitPlay]) -> Figure:
     """A panel per schedule: a row per rank, grey where it is idle; chunks of a rank alternate between full and pale colours."""
     longest = max(play.length for play in plays)

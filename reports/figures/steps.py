@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 MOST = 8  # rows of one step
 
 
-@figure("steps")
+@figure("steps", sweeps=True)
 def steps(timelines: Mapping[str, Timeline]) -> Figure:
     """Name -> step: a panel each, with passes and the transfers below them, all on the scale of the longest."""
     longest = max(timeline.step for timeline in timelines.values())

@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from reports import formatting
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure, log_ticks
-from reports.formatting import count, percent, seconds, signed
+from reports.formatting import percent, seconds, signed
 from reports.terminal import progress_bar
 from topologies.documents.units import show
 
@@ -171,7 +172,7 @@ def _panel(above: Axes, below: Axes, part: str, data: Fitted) -> None:
     below.axhline(0, color=DARK, linewidth=0.8)
     below.set(xscale="log", xlabel=quantity, ylabel="error (%)", ylim=(-most, most))
     log_ticks(above.yaxis, *above.get_ylim(), seconds)
-    log_ticks(below.xaxis, *below.get_xlim(), count)
+    log_ticks(below.xaxis, *below.get_xlim(), formatting.count)
 
 
 def _dots(

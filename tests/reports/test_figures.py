@@ -17,15 +17,18 @@ from reports.figures import COLOURS, MEMORY, PALE, figures, time_unit
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
 from reports.figures.curve import Curve, curve
+from reports.figures.film import FRAMES
 from reports.figures.gantt import gantt
 from reports.figures.growth import Growth, growth
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
+from reports.figures.rounds import STEPS, rounds
 from reports.figures.staleness import staleness
 from reports.figures.steps import steps
 from reports.figures.timeline_bars import chosen, lane_names, strips
 from reports.figures.traffic import traffic
 from sim.analysis.breakdown import breakdowns
+from sim.analysis.collective_rounds import collective_rounds
 from sim.analysis.link_load import carried, link_loads, matrix
 from sim.analysis.memory import ledger
 from sim.analysis.summary import Summary, summarise
@@ -197,6 +200,39 @@ def test_growth_has_a_panel_per_size_and_a_line_per_algorithm() -> None:
     assert [ax.get_title(loc="left") for ax in drawn.axes] == ["1 KiB", "16 KiB", "64 KiB", "1024 KiB"]
     assert [text.get_text() for text in drawn.legends[0].get_texts()] == ["ring", "tree"]  # the slowest first
     assert [label.get_text() for label in drawn.axes[0].get_xticklabels()] == ["2", "4", "8"]
+
+
+def test_time_passes_in_a_film(tmp_path: Path, timeline: Timeline) -> None:
+    """What is still to come is veiled: the first frame is the palest, the last one is the figure."""
+    path = gantt(timeline, tmp_path / "step.gif")
+    assert path.read_bytes() == gantt(timeline, tmp_path / "again.gif").read_bytes()
+    with Image.open(path) as film:
+        assert film.n_frames == FRAMES + 1
+        shades = []
+        for number in (0, FRAMES // 2, FRAMES):
+            film.seek(number)
+            shades.append(np.asarray(film.convert("L")).mean())
+    assert shades == sorted(shades, reverse=True)
+    assert shades[0] > shades[-1] + 10
+    assert path.stat().st_size < 500_000
+
+
+def test_rounds_are_a_film_whose_ranks_fill(tmp_path: Path) -> None:
+    plays = [collective_rounds(name, 4) for name in ("all_reduce/ring", "all_reduce/tree")]
+    with Image.open(rounds(plays, tmp_path / "rounds.gif")) as film:
+        assert film.n_frames == len(plays[0].rounds) * (STEPS + 1)
+        green = []
+        for number in (0, film.n_frames - 1):
+            film.seek(number)
+            red, green_of, blue = np.asarray(film.convert("RGB"), int).transpose(2, 0, 1)
+            green.append(int(((green_of > red + 60) & (green_of > blue)).sum()))
+    assert green[1] > 5 * green[0]
+
+
+def test_a_figure_without_time_does_not_move(tmp_path: Path, summary: Summary) -> None:
+    with pytest.raises(UserError, match=r"memory.gif: this figure does not move: must end in .png or .svg"):
+        memory(summary, tmp_path / "memory.gif")
+    assert not list(tmp_path.iterdir())
 
 
 def test_chunks_of_a_rank_are_told_apart_and_forward_from_backward() -> None:
