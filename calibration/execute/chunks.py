@@ -11,11 +11,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.tensor import Shard
 
 from calibration.execute.initial import materialise
 from calibration.execute.limits import shares_embedding
 from calibration.execute.model import Transformer
-from calibration.execute.model.layer import Dropout
+from calibration.execute.model.context_parallel import ContextParallel
+from calibration.execute.model.layer import Dropout, Shared
+from calibration.execute.model.mixture import ExpertParallel, Routed
 from calibration.execute.model.tensor_parallel import tensor_parallel
 from calibration.execute.recomputation import Recomputation
 from calibration.execute.setup import Setup
@@ -25,7 +28,7 @@ from calibration.execute.setup import Setup
 class Chunk:
     """Virtual stage `number`, whose first layer is the model's layer `first`.
 
-    cut: how tp ranks hold a parameter. held: parameters by name, as they are once the data parallel strategy has them.
+    cut: how tp or ep ranks hold a parameter. held: parameters by name, as they are once the data parallel strategy has them.
     """
 
     number: int
@@ -46,25 +49,37 @@ class Chunk:
     def parts(self, name: str, tensor: Tensor) -> int:
         """In how many parts ranks hold a parameter or its gradient, which may be whole where the parameter is cut."""
         mesh, placements = self.cut.get(name, (None, ()))
+        spread = mesh.size() if name in self.spread and hasattr(tensor, "device_mesh") else 1  # and sharded besides
         mesh, placements = getattr(tensor, "device_mesh", mesh), getattr(tensor, "placements", placements)
-        return math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate())
+        return int(spread * math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate()))
 
     def materialise(self, device: torch.device) -> None:
         """Give what this rank holds memory and values; a tied head in a stage of its own has the embedding's."""
-        materialise(self.net, device, lambda name: original(self.net.tied, self.global_name(name)))
+        materialise(self.net, device, lambda name: original(self.net.tied, self.global_name(name)), self.cut)
+
+    @property
+    def spread(self) -> dict[str, Tensor]:
+        """Parameters of routed experts of which other ep ranks have others, by name."""
+        names = [name for name, (mesh, _) in self.cut.items() if mesh.mesh_dim_names == ("ep",)]
+        return {name: self.net.get_parameter(name) for name in names}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter or gradient as one process has it, gathered from all who share it: each of them must call this."""
         from torch.distributed.tensor import DTensor
 
-        if not isinstance(tensor, DTensor) and name in self.cut:  # DDP makes local tensors of them
-            tensor = DTensor.from_local(tensor, *self.cut[name], run_check=False)
-        return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+        if isinstance(tensor, DTensor):
+            tensor = tensor.full_tensor()
+            if name not in self.spread:
+                return tensor
+        if name not in self.cut:
+            return tensor
+        # DDP makes local tensors of DTensors; FSDP2 shards a part of the experts
+        return DTensor.from_local(tensor, *self.cut[name], run_check=False).full_tensor()
 
 
 def whole_model(setup: Setup) -> Transformer:
     """The model with the parameters that every execution of the job starts with."""
-    net = _transformer(setup, None, True, True)
+    net = _transformer(setup, None, True, True, Shared())
     materialise(net, setup.device, str)
     return net
 
@@ -76,15 +91,34 @@ def chunks(setup: Setup) -> list[Chunk]:
         number = setup.schedule.stage(setup.at["pp"], setup.plan.pp, index) if setup.plan.pp > 1 else 0
         first = sum(stages[:number])
         layers = range(first, first + stages[number])
-        net = _transformer(setup, layers, number == 0, number == len(stages) - 1)
+        net = _transformer(setup, layers, number == 0, number == len(stages) - 1, shared(setup))
         result.append(Chunk(number, first, net))
     for chunk in result:
+        if setup.plan.ep > 1:
+            chunk.cut |= dict.fromkeys(_routed(chunk.net), (setup.mesh["ep"], (Shard(0),)))
         if setup.plan.tp > 1:
             tensor_parallel(chunk.net, setup.mesh["tp"], setup.plan.sequence_parallel)
             for name, parameter in chunk.net.named_parameters():
                 chunk.cut[name] = (getattr(parameter, "device_mesh", None), getattr(parameter, "placements", None))
             chunk.cut = {name: how for name, how in chunk.cut.items() if how[0] is not None}
     return result
+
+
+def shared(setup: Setup) -> Shared:
+    """What this rank shares of every layer."""
+    plan, causal = setup.plan, setup.job.model.family == "decoder"
+    tokens = experts = None
+    if plan.cp > 1:
+        tokens = ContextParallel(setup.group("cp"), setup.at["cp"], plan.cp, plan.cp_method, causal)
+    if plan.ep > 1:
+        experts = ExpertParallel(setup.group("ep"), plan.ep)
+    return Shared(tokens, experts)
+
+
+def _routed(net: Transformer) -> list[str]:
+    """Names of the parameters of routed experts."""
+    modules = {name for name, module in net.named_modules() if isinstance(module, Routed)}
+    return [name for name, _ in net.named_parameters() if name.rpartition(".")[0] in modules]
 
 
 def share(setup: Setup, every: list[Chunk]) -> None:
@@ -98,7 +132,7 @@ def share(setup: Setup, every: list[Chunk]) -> None:
         last.head.logits.weight = first.embedding.tokens.weight
 
 
-def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool) -> Transformer:
+def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool, shared: Shared) -> Transformer:
     job, plan = setup.job, setup.plan
     with torch.device("meta"):
         return Transformer(
@@ -111,6 +145,7 @@ def _transformer(setup: Setup, layers: range | None, embedding: bool, head: bool
             dropout=Dropout.of(job.model, plan),
             recompute=Recomputation.of(plan),
             tuned=plan,
+            shared=shared,
         )
 
 

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -20,20 +21,23 @@ from torch import Tensor, nn
 from calibration.execute.model import SEED, Transformer
 from calibration.execute.model.attention import Attention
 
+Cut = Mapping[str, tuple[Any, Any]]
 BLOCK = 2**20  # elements that are made at a time, about
 DEVIATION = 0.02  # of matrices, as in GPT-2, so that the loss starts near log(vocabulary)
 
 
-def materialise(net: nn.Module, device: torch.device, name_of: Callable[[str], str]) -> None:
-    """Give memory and values to a module that was built on the meta device. name_of: names in the whole model."""
+def materialise(net: nn.Module, device: torch.device, name_of: Callable[[str], str], cut: Cut | None = None) -> None:
+    """Give memory and values to a module that was built on the meta device. name_of: names in the whole model; cut: device mesh
+    and placements of plain parameters that are parts of the model's, by name.
+    """
     net.to_empty(device=device)
     if isinstance(net, Transformer):
         net.tie()  # plain parameters that are given memory are new ones
-    fill(net, name_of)
+    fill(net, name_of, cut or {})
 
 
 @torch.no_grad()
-def fill(net: nn.Module, name_of: Callable[[str], str]) -> None:
+def fill(net: nn.Module, name_of: Callable[[str], str], cut: Cut) -> None:
     """Set what this rank holds of all parameters, and the tables of attention."""
     from torch.distributed.tensor import DTensor
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
@@ -41,11 +45,15 @@ def fill(net: nn.Module, name_of: Callable[[str], str]) -> None:
     for name, parameter in net.named_parameters():
         offset: Sequence[int] = [0] * parameter.dim()
         mine: Tensor = parameter
+        shape, first = list(parameter.shape), 0
+        if name in cut and cut[name][0].mesh_dim_names == ("ep",):  # a part of the experts, which may be sharded besides
+            mesh, _ = cut[name]
+            first, shape[0] = mesh.get_local_rank() * shape[0], mesh.size() * shape[0]
         if isinstance(parameter, DTensor):
             mine = parameter.to_local()
             _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
         if mine.numel():
-            mine.copy_(values(name_of(name), parameter.shape, offset, mine.shape))
+            mine.copy_(values(name_of(name), shape, [first + offset[0], *offset[1:]], mine.shape))
     for module in net.modules():
         if isinstance(module, Attention):
             module.fill_tables()

@@ -17,7 +17,6 @@ from topologies.reading import Config, UserError
 
 PLAIN = {
     "latent": None,
-    "experts": None,
     "window": None,
     "mtp": 0,
     "state_space": None,
@@ -40,6 +39,9 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "tp",
     "pp",
     "dp",
+    "cp",
+    "cp_method",
+    "ep",
     "sequence_parallel",
     "schedule",
     "chunks",
@@ -148,6 +150,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield "packing: documents of unequal lengths are simulated only"
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
+    yield from _of_context(job)
+    yield from _of_experts(job, resolved)
     yield from _of_effects(job)
     if dropped(job) and plan.tp > 1:
         yield f"dropout with tp={plan.tp}: each rank drops probabilities of its own heads; set plan.dropout=false"
@@ -165,6 +169,38 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
+
+
+def _of_context(job: Job) -> Iterator[str]:
+    """What cp ranks do not share."""
+    plan = job.plan
+    if plan.cp == 1:
+        return
+    if dropped(job):
+        yield f"dropout with cp={plan.cp}: each rank drops of its own tokens; set plan.dropout=false"
+    if plan.hook.local:
+        yield f"data_parallel={plan.data_parallel} with cp={plan.cp}: dp ranks agree over groups without cp ranks"
+    if plan.shard:
+        yield f"shard={plan.shard} with cp={plan.cp}: sharded copies of ranks along two axes have no replicas"
+    if plan.tp > 1:
+        yield f"cp={plan.cp} with tp={plan.tp}: attention of heads on DTensors has no ring"
+    if job.model.classes or job.model.pooler_classes:
+        yield f"cp={plan.cp} with the classes of {job.model.name}: they are of the first token, which one rank has"
+
+
+def _of_experts(job: Job, resolved: Resolved) -> Iterator[str]:
+    """Mixtures of experts but those that all have equally many tokens."""
+    plan, model = job.plan, job.model
+    if model.experts is None:
+        return
+    copies = plan.microbatch * resolved.sequence * model.experts.chosen
+    if copies % model.experts.experts:
+        yield f"{copies} copies of a microbatch's tokens for {model.experts.experts} experts: all experts must have as many"
+    if model.mlp_bias:
+        yield f"model {model.name}: mlp_bias=true with experts: stacked matrices have no biases"
+    for axis, degree in (("tp", plan.tp), ("cp", plan.cp)):
+        if degree > 1:
+            yield f"experts with {axis}={degree}: each rank sends whole tokens of its own sequences"
 
 
 def throttled(job: Job) -> dict[int, float]:
@@ -200,6 +236,8 @@ def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
     if schedule.copies > 1:
         yield f"schedule={plan.schedule}: a stage of PyTorch's pipelines is on one rank"
         return
+    if plan.schedule == "1f1b" and resolved.microbatches < plan.pp:
+        yield f"schedule=1f1b with {resolved.microbatches} microbatches: PyTorch's takes at least as many as stages, {plan.pp}"
     for rank in range(plan.pp):
         order = actions(plan.schedule, rank, plan.pp, resolved.microbatches, resolved.chunks)
         ends = [
@@ -213,8 +251,6 @@ def _of_fields(plan: Plan) -> Iterator[str]:
     """Fields that PyTorch has no part for."""
     if plan.optimizer not in ("adam", "momentum", "sgd"):
         yield f"optimizer={plan.optimizer} is simulated only: adam, momentum and sgd are executed"
-    if plan.cp > 1:
-        yield f"cp={plan.cp}: PyTorch's context parallelism does not run on CPU, and its experimental API changes"
     if plan.recompute == "selective":
         yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
     if plan.algorithm != "auto":

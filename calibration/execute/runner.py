@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from calibration.execute.buckets import local
-from calibration.execute.chunks import chunks
+from calibration.execute.chunks import chunks, shared
 from calibration.execute.data_parallel import executed
 from calibration.execute.model import loss
 from calibration.execute.setup import Setup, group_of
@@ -31,6 +31,9 @@ class Runner:
             self.tokens, self.labels = (part.transpose(0, 1).flatten(1, 2) for part in setup.data)
         else:
             self.tokens, self.labels = (part[setup.replica] for part in setup.data)
+            if context := shared(setup).tokens:
+                own = context.positions(self.resolved.sequence).to(setup.device)
+                self.tokens, self.labels = self.tokens[..., own], self.labels[..., own]
         self.pipeline = self._pipeline() if setup.plan.pp > 1 else None
         self.tied = self._tied_group()
 

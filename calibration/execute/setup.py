@@ -27,6 +27,7 @@ from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 from strategies.schedules.order import Schedule
 
+COPIES = ("dp", "ep", "cp")  # axes whose ranks hold the same parameters, but for routed experts
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -55,6 +56,7 @@ class Setup:
     resolved: Resolved
     device: torch.device
     mesh: DeviceMesh
+    copies_mesh: DeviceMesh | None  # ranks that hold the same parameters before any sharding, of one replica; None: only one does
 
     @classmethod
     def of(cls, place: Place, job: Job) -> Setup:
@@ -65,7 +67,14 @@ class Setup:
         if place.world == 1:  # also of DataParallel, whose dp ranks are threads
             degrees = {"dp": 1}
         torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
-        return cls(place, job, resolved, place.compute.torch_device, mesh_of(place.device, tuple(degrees.items())))
+        mesh = mesh_of(place.device, tuple(degrees.items()))
+        copies = mesh["dp"] if "dp" in degrees else None
+        if grid.degree("cp") * grid.degree("ep") > 1:
+            for ranks in grid.groups(COPIES).tolist():
+                every = group_of(tuple(ranks))  # of other ranks than along dp, or of those along cp or ep for other messages
+                if place.rank in ranks:
+                    copies = DeviceMesh.from_group(every, place.device, mesh_dim_names=("copies",))
+        return cls(place, job, resolved, place.compute.torch_device, mesh, copies)
 
     @property
     def plan(self) -> Plan:
@@ -101,6 +110,11 @@ class Setup:
         """The process group of this rank along an axis."""
         return self.mesh.get_group(axis)
 
+    @property
+    def copies(self) -> Any:
+        """The process group of `copies_mesh`."""
+        return None if self.copies_mesh is None else self.copies_mesh.get_group()
+
     def groups(self, axis: str) -> list[tuple[int, ...]]:
         """Every group along an axis, as ranks."""
         return [tuple(map(int, row)) for row in self.grid.groups((axis,))]
@@ -118,7 +132,8 @@ class Setup:
     @property
     def replica(self) -> int:
         """Which of the dp replicas of the model this rank is part of."""
-        return self.at.get("replica", 0) * self.grid.degree("dp") + self.at["dp"]
+        number = self.at.get("replica", 0) * self.grid.degree("dp") + self.at["dp"]
+        return number * self.grid.degree("ep") + self.at["ep"]
 
     @cached_property
     def data(self) -> tuple[Tensor, Tensor]:

@@ -38,7 +38,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
     for job in jobs:
-        reason = executed[job.plan.data_parallel].check(job, job.resolve())
+        reason = executed[job.plan.data_parallel].reason(job, job.resolve())
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
     _laid_out(place, jobs)
@@ -106,6 +106,8 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
 def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapping[str, float]) -> dict[str, float]:
     """Bytes that this rank sent in a step along each axis that has more than one rank."""
     result = {axis: 0.0 for axis, degree in setup.grid.sizes if degree > 1}
+    if setup.resolved.copies > setup.resolved.replicas:
+        result.setdefault("dp", 0.0)
     for axis, operation, size in sent:
         if axis != NORM:
             result[axis] += size * factors.get(operation, 1.0)
@@ -113,11 +115,13 @@ def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapp
 
 
 def axis_of(setup: Setup, moved: Moved) -> str:
-    """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks), or NORM for what
-    clipping adds up over all ranks: a number, or one of each dp rank that trains alone.
+    """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks), dp where they hold
+    the same parameters, or NORM for what clipping adds up over all ranks: a number, or one of each dp rank that trains alone.
     """
     if moved.operation == "all_reduce" and len(moved.ranks) == setup.place.world and moved.bytes == 8 * setup.norms:
         return NORM
+    if setup.copies is not None and moved.group == setup.copies.group_name:
+        return "dp"
     for axis, degree in setup.grid.sizes:
         if degree > 1 and any(set(moved.ranks) <= set(group) for group in setup.groups(axis)):
             return axis

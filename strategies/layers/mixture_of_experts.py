@@ -39,6 +39,7 @@ import math
 from dataclasses import replace
 
 from sim.program import Collective, Kernel
+from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.fp8 import Fp8Products
 from strategies.layers.operators import Operator, activation, column_linear, pointwise, replicated_linear, row_linear
 from strategies.layers.rank_shapes import RankShapes
@@ -49,6 +50,7 @@ from strategies.plan.resolved import NODES
 from strategies.plan.routing import busiest_rank, distinct
 
 INPUT = "mlp input"
+PLACES = 3 * 8  # bytes a copy: its expert, its token and its place, as PyTorch's indices, kept for gradients
 
 
 def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
@@ -64,11 +66,18 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
         _part(pointwise(rank, "router softmax", scores, scores, saved="router scores")),
         _part(_dispatch(rank, rows), "expert up input"),
         _part(_experts(rank, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
-        _part(activation(rank, "expert activation", elements, saved="expert up output"), "expert down input", of="moe_act"),
+        _part(_activation(rank, elements), "expert down input", of="moe_act"),
         _part(_experts(rank, rows, "expert down", moe.ffn, model.hidden, columns=False), "expert results"),
         _part(_combine(rank, rows)),
     ]
     return [*routed, *_shared(rank, moe), _part(_sums(rank, branches=2 + bool(moe.shared)))]
+
+
+def _activation(rank: RankShapes, elements: int) -> Operator:
+    """The experts' activation of so many results."""
+    if rank.eager and rank.model.gated:
+        return eager.gated(rank, "expert activation", elements, saved="expert up output")
+    return activation(rank, "expert activation", elements, saved="expert up output")
 
 
 def _part(operator: Operator, *makes: str, of: str = "") -> Operator:
@@ -142,9 +151,12 @@ def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
     there, back = _moved(rank, rows, "dispatch")
     cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
+    sorted_copies = _sorted(rank, rows)
+    added = copies + 2 * rows.own * rank.eager  # to zeros, one after the other
     return Operator(
-        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there),
-        input_gradient=(*back, rank.memory("dispatch", "backward", rank.element * hidden * copies), *reduce),
+        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there, *sorted_copies[0]),
+        input_gradient=(*sorted_copies[1], *back, rank.memory("dispatch", "backward", rank.element * hidden * added), *reduce),
+        saved={"places of copies": PLACES * rows.own} if rank.eager else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
     )
 
@@ -159,12 +171,29 @@ def _combine(rank: RankShapes, rows: _Rows) -> Operator:
     cast = Fp8Products(rank, "combine", 0, 0, _early(rank)).gradient(tokens)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
     read = sent * (copies + tokens) + rank.element * copies * weighs
+    combined = rank.memory("combine", "forward", rank.element * (copies + tokens))
+    forward: Items = (combined,)
+    backward: Items = (rank.memory("combine", "backward", read),)
+    if rank.eager:  # weighted, then added to zeros; gradients of copies, of their results and, as sums, of their weights
+        there_moved, back_moved = (2 * copies, tokens + 3 * copies), (tokens + copies, 2 * copies, 3 * copies)
+        forward = tuple(rank.memory("combine", "forward", rank.element * each) for each in there_moved)
+        backward = tuple(rank.memory("combine", "backward", rank.element * each) for each in back_moved)
+        backward += (rank.reduction("combine", "backward", rank.element * copies),)
+    there, back = (*there, *_sorted(rank, rows)[0]), (*_sorted(rank, rows)[1], *back)
     return Operator(
-        forward=(*back, rank.memory("combine", "forward", rank.element * (copies + tokens)), *reduce),
-        input_gradient=(*cast, rank.memory("combine", "backward", read), *there),
+        forward=(*back, *forward, *reduce),
+        input_gradient=(*cast, *backward, *there),
         saved={"expert results": rank.element * copies} if weighs else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
     )
+
+
+def _sorted(rank: RankShapes, rows: _Rows) -> tuple[Items, Items]:
+    """PyTorch's copies of what has come, rank by rank, in the order of experts, and back, where a rank has several."""
+    if not rank.eager or rank.resolved.ep == 1 or rows.experts == 1:
+        return (), ()
+    moved = 2 * rank.element * rank.model.hidden * rows.held
+    return (rank.memory("expert order", "forward", moved),), (rank.memory("expert order", "backward", moved),)
 
 
 def _early(rank: RankShapes) -> bool:

@@ -221,12 +221,9 @@ def _unknown_scan(model: Model, plan: Resolved) -> Iterator[str]:
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:
     """What PyTorch's own operators are not written down for."""
-    rank = RankShapes(model, plan)
     unknown = {
-        "experts": model.experts is not None,
         "latent attention": model.latent is not None,
         "qk_norm": model.qk_norm,
-        "cp": rank.cp > 1,
         "recompute=selective": plan.recompute == "selective",
     }
     yield from (

@@ -92,7 +92,7 @@ def _mlp(rank: RankShapes, source: str = "") -> list[Operator]:
     parts = (columns, columns) if model.gated else ()
     up = column_linear(rank, "mlp up", width, model.mlp_bias, source=source, parts=parts)
     between = (
-        eager.gated(rank, columns)
+        eager.gated(rank, "activation", tokens * columns, saved="mlp up output")
         if rank.eager and model.gated
         else activation(rank, "activation", tokens * columns, saved="mlp up output")
     )

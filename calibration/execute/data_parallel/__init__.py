@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 from calibration.execute import buckets  # whose `local` has the name of a module of this package
@@ -26,11 +27,19 @@ class Hook:
 
     one_process: ClassVar[bool] = False  # one process drives all dp GPUs
     divided: ClassVar[bool] = False  # dp ranks hold different parts of the gradients
+    experts: ClassVar[bool] = False  # routed experts may be spread over ep ranks
 
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """Why the job cannot be executed."""
         return None
+
+    @classmethod
+    def reason(cls, job: Job, resolved: Resolved) -> str | None:
+        """The same, also of what no strategy but some does."""
+        if job.plan.ep > 1 and not cls.experts:
+            return f"data_parallel={job.plan.data_parallel} with ep={job.plan.ep}: experts have other ranks to share with"
+        return cls.check(job, resolved)
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
         self.setup, self.chunks = setup, chunks
@@ -73,6 +82,18 @@ class Hook:
     def reduce(self) -> None:
         """After the last backward pass."""
 
+    @torch.no_grad()
+    def reduce_experts(self, chunk: Chunk) -> None:
+        """Sum the gradients of routed experts over the ranks that have the same, one all-reduce per bucket, and make them the
+        mean over all tokens: those of other ranks came to these experts.
+        """
+        setup = self.setup
+        gradients = [parameter.grad for parameter in chunk.spread.values() if parameter.grad is not None]
+        if gradients and setup.resolved.expert_copies > 1:
+            buckets.reduce_in_buckets(gradients, setup.bucket, setup.group("dp"), mean=False)
+        for gradient in gradients:
+            gradient /= setup.resolved.copies
+
     def update(self) -> None:
         """The optimizer's, with clipped gradients; none where fp16's are not finite."""
         if self.clip():
@@ -81,7 +102,7 @@ class Hook:
     def clip(self) -> bool:
         """Unscale and clip gradients: whether there is an update."""
         setup = self.setup
-        together = setup.plan.tp > 1 or setup.plan.pp > 1 or self.divided
+        together = setup.plan.tp > 1 or setup.plan.pp > 1 or setup.plan.ep > 1 or self.divided
         return self.clipping(self.gradients(), setup.norms * together, setup.replica % setup.norms)
 
     def gradients(self) -> Iterator[Held]:

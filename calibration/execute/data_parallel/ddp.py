@@ -4,6 +4,7 @@ Where DDP's reducer cannot work, gradients are all-reduced in buckets of the sam
 overlap, for a tied matrix that is cut over tp ranks, which DDP would take apart, and in all schedules that PyTorch's pipeline
 runtime runs: finding out shapes there counts parameters twice, and DDP ends with an internal error (torch 2.13); also its hooks
 hear nothing of weight gradients that are made in passes of their own, and must not hear twice of a matrix that two stages share.
+The same error ends GPipe and 1F1B of no more microbatches than stages.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ MIB = 2.0**20
 
 def reducer_works(job: Job) -> bool:
     """Whether DDP's hooks hear of every gradient, once."""
-    in_runtime = job.plan.pp > 1 and job.plan.schedule not in SINGLE
-    return job.plan.overlap and not in_runtime and not (job.model.tied and job.plan.tp > 1)
+    plan = job.plan
+    in_runtime = plan.pp > 1 and (plan.schedule not in SINGLE or job.resolve().microbatches <= plan.pp)
+    return plan.overlap and not in_runtime and not (job.model.tied and plan.tp > 1)
 
 
 class Bucket:
@@ -63,7 +65,9 @@ class Bucket:
 
 @executed("ddp")
 class DDP(Hook):
-    """All-reduce of gradients."""
+    """All-reduce of gradients; those of experts that ep ranks hold by themselves are reduced after the backward pass."""
+
+    experts = True
 
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
@@ -81,13 +85,17 @@ class DDP(Hook):
         """In DDP, of the tp ranks' device mesh where there is one."""
         setup = self.setup
         self.by_hand = not reducer_works(setup.job)
-        if setup.resolved.dp == 1 or self.by_hand:
-            if setup.resolved.dp > 1:
-                parameters = [parameter for parameter in reversed(chunk.trained) if parameter not in self.filled]
+        if setup.resolved.copies == 1 or self.by_hand:
+            if setup.resolved.copies > 1:
+                apart = set(chunk.spread.values())
+                parameters = [each for each in reversed(chunk.trained) if each not in self.filled and each not in apart]
                 for bucket in map(Bucket, in_buckets(parameters, setup.bucket)):
                     self.filled |= dict.fromkeys(bucket.parameters, bucket)
             return chunk.net
-        where: dict[str, Any] = {"device_mesh": setup.mesh["dp"]} if setup.plan.tp > 1 else {"process_group": setup.group("dp")}
+        where: dict[str, Any] = {"device_mesh": setup.copies_mesh} if setup.plan.tp > 1 else {"process_group": setup.copies}
+        if chunk.spread:
+            ignore: Any = DistributedDataParallel._set_params_and_buffers_to_ignore_for_model
+            ignore(chunk.net, list(chunk.spread))
         return self.in_ddp(setup, chunk.net, where)
 
     @classmethod
@@ -110,12 +118,16 @@ class DDP(Hook):
     def reduce(self) -> None:
         """By hand."""
         for bucket in dict.fromkeys(self.filled.values()):
-            bucket.reduce(self.setup.group("dp"), bool(self.setup.plan.kernel_set.bucket_views))
+            bucket.reduce(self.setup.copies, bool(self.setup.plan.kernel_set.bucket_views))
+        for chunk in self.chunks:
+            self.reduce_experts(chunk)
 
 
 @executed("ddp_fp16")
 class CompressedDDP(DDP):
     """Gradients travel in 16 bits: PyTorch's fp16_compress_hook."""
+
+    experts = False
 
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
@@ -132,6 +144,6 @@ class CompressedDDP(DDP):
 
         module = super().wrap(chunk)
         if isinstance(module, DistributedDataParallel):
-            module.register_comm_hook(self.setup.group("dp"), fp16_compress_hook)
+            module.register_comm_hook(self.setup.copies, fp16_compress_hook)
             assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
         return module

@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
+from calibration.execute import buckets
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import blocking, shares_embedding, splits
+from calibration.execute.model.mixture import Routed
 from calibration.execute.pipeline import SINGLE
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
@@ -38,7 +40,7 @@ class Around(nn.Module):
 class Zero3(Hook):
     """Parameters, gradients and optimizer states are sharded."""
 
-    divided = True
+    divided = experts = True
 
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
@@ -61,11 +63,13 @@ class Zero3(Hook):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """The chunk, sharded in place."""
         setup, net = self.setup, chunk.net
-        if setup.resolved.dp == 1:
+        if setup.resolved.copies == 1:
             super().prepare(chunk)
             return net
-        mesh = setup.mesh["replica", "dp"] if setup.resolved.replicas > 1 else setup.mesh["dp"]
+        mesh = setup.mesh["replica", "dp"] if setup.resolved.replicas > 1 else setup.copies_mesh
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.plan.reshard, "mp_policy": self._precision()}
+        if chunk.spread:
+            self._spread(chunk, options)
         if net.tied and net.embedding is not None and net.head is not None:
             fully_shard([net.embedding, net.head], **options)
             units = list(net.layers)
@@ -83,11 +87,35 @@ class Zero3(Hook):
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
         """As PyTorch's pipelines do it by themselves."""
-        if self.setup.plan.syncs_gradients == "last" and self.setup.resolved.dp > 1:
+        if self.setup.plan.syncs_gradients == "last" and self.setup.resolved.copies > 1:
             module = cast(FSDPModule, self.modules[0])
             module.set_requires_gradient_sync(last)
             module.set_reshard_after_backward(last)
         return nullcontext()
+
+    def _spread(self, chunk: Chunk, options: dict[str, Any]) -> None:
+        """Routed experts are sharded over the ranks that have the same, or stay as they are; their gradients are means over all
+        tokens (torchtitan's way).
+        """
+        setup = self.setup
+        if setup.resolved.expert_copies == 1:
+            options["ignored_params"] = set(chunk.spread.values())
+            return
+        for module in chunk.net.modules():
+            if isinstance(module, Routed):
+                fully_shard(module, **options | {"mesh": setup.mesh["dp"]})
+
+    def reduce(self) -> None:
+        """Gradients of experts become means over all tokens, where they are means over those of the ranks that have the same
+        (FSDP2's set_gradient_divide_factor asks for a product that gloo does not have).
+        """
+        for chunk in self.chunks:
+            if self.setup.resolved.expert_copies == 1:
+                self.reduce_experts(chunk)
+                continue
+            for parameter in chunk.spread.values():
+                if parameter.grad is not None:
+                    buckets.local(parameter.grad).detach().div_(self.setup.plan.ep)
 
     def _precision(self) -> MixedPrecisionPolicy:
         dtype = self.setup.dtype

@@ -30,6 +30,8 @@ PLAIN = 2  # iterations before the first that compresses
 class PowerSGDDDP(DDP):
     """Gradients travel as products of two thin matrices."""
 
+    experts = False
+
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """The hook is DDP's, and one process must have the same matrices in the same buckets."""
@@ -40,19 +42,19 @@ class PowerSGDDDP(DDP):
         if job.cluster.node.gpu.sms == 0 and job.model.parameters * job.plan.bytes_per_gradient > first:
             why = "gloo's threads start later reductions, of several buckets in another order on each rank"
             return f"{field} with gradients of more than a first bucket of {first / 2**20:g} MiB: {why}"
-        for axis, degree in (("tp", job.plan.tp), ("pp", job.plan.pp)):
+        for axis, degree in (("tp", job.plan.tp), ("pp", job.plan.pp), ("cp", job.plan.cp)):
             if degree > 1:
                 return f"{field} with {axis}={degree}: the process it is compared with compresses whole matrices in other buckets"
         return None
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """With the hook."""
-        return _compressed(self.setup, super().wrap(chunk), self.setup.group("dp"))
+        return _compressed(self.setup, super().wrap(chunk), self.setup.copies)
 
     @classmethod
     def reference(cls, setup: Setup, net: nn.Module) -> nn.Module:
         """The hook in a group of this rank alone."""
-        if setup.resolved.dp == 1:
+        if setup.resolved.copies == 1:
             return net
         alone = new_group([setup.place.rank], alone=True)
         return _compressed(setup, cls.in_ddp(setup, net, {"process_group": alone}), alone)

@@ -97,11 +97,11 @@ class Zero1(Hook):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """Move parameters into buckets, in the order in which the backward pass makes gradients."""
         setup, parameters = self.setup, chunk.trained[::-1]
-        if setup.resolved.dp == 1:
+        if setup.resolved.copies == 1:
             return chunk.net
-        group = setup.group("dp")
+        group = setup.copies
         for tensors in in_buckets(parameters, setup.bucket):
-            bucket = Bucket(tensors, setup.resolved.dp, dist.get_rank(group))
+            bucket = Bucket(tensors, setup.resolved.copies, dist.get_rank(group))
             self.buckets.append(bucket)
             for tensor in tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
@@ -111,7 +111,7 @@ class Zero1(Hook):
     def _gradient_ready(self, bucket: Bucket) -> None:
         bucket.waiting -= 1
         if not bucket.waiting and self.setup.plan.overlap:
-            bucket.reduce(self.setup.group("dp"))
+            bucket.reduce(self.setup.copies)
 
     def make_optimizer(self) -> Any:
         """Over the own parts."""
@@ -131,14 +131,14 @@ class Zero1(Hook):
         """Those that no hook has heard of, then wait for all."""
         for bucket in self.buckets:
             if bucket.work is None:
-                bucket.reduce(self.setup.group("dp"))
+                bucket.reduce(self.setup.copies)
         for bucket in self.buckets:
             bucket.finish()
 
     def update(self) -> None:
         """The own parts, then everybody's."""
         super().update()
-        for work in [bucket.gather(self.setup.group("dp")) for bucket in self.buckets]:
+        for work in [bucket.gather(self.setup.copies) for bucket in self.buckets]:
             work.wait()
 
     def gradients(self) -> Iterator[Held]:

@@ -73,11 +73,11 @@ class Zero2(Zero1):
     def wrap(self, chunk: Chunk) -> nn.Module:
         """Hear of every gradient."""
         setup, parameters = self.setup, chunk.trained[::-1]
-        if setup.resolved.dp == 1:
+        if setup.resolved.copies == 1:
             return chunk.net
-        rank = dist.get_rank(setup.group("dp"))
+        rank = dist.get_rank(setup.copies)
         added = setup.resolved.microbatches if setup.plan.syncs_gradients == "last" else 1
-        mine = [Passing(tensors, setup.resolved.dp, rank, added) for tensors in in_buckets(parameters, setup.bucket)]
+        mine = [Passing(tensors, setup.resolved.copies, rank, added) for tensors in in_buckets(parameters, setup.bucket)]
         for bucket in mine:
             for tensor in bucket.tensors:
                 hear: Any = tensor.register_post_accumulate_grad_hook
@@ -100,7 +100,7 @@ class Zero2(Zero1):
 
     def _start(self, complete: list[Passing]) -> None:
         for bucket in complete:
-            bucket.reduce(self.setup.group("dp"))
+            bucket.reduce(self.setup.copies)
             self._under_way.append(bucket)
 
     def _wait(self, all_but: int = 0) -> None:

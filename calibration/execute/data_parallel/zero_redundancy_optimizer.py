@@ -37,11 +37,11 @@ class ZeroRedundancyOptimizer(DDP):
     def make_optimizer(self) -> Any:
         """One for each chunk."""
         setup = self.setup
-        if setup.resolved.dp == 1:
+        if setup.resolved.copies == 1:
             return [make_optimizer(setup.plan, self.parameters())]
         kind, arguments = with_masters(setup.plan)
         return [
-            Stock((held for held in chunk.held.values() if held.requires_grad), kind, setup.group("dp"), True, **arguments)
+            Stock((held for held in chunk.held.values() if held.requires_grad), kind, setup.copies, True, **arguments)
             for chunk in self.chunks
         ]
 

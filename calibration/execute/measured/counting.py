@@ -80,6 +80,7 @@ class Moved(NamedTuple):
     ranks: tuple[int, ...]  # global ranks of the group; of a send, the sender and the receiver
     bytes: float
     sent: float
+    group: str = ""  # its name: of groups of equal ranks, which
 
 
 def sent(operation: str, size: float, ranks: int) -> float:
@@ -121,7 +122,7 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
         size = _bytes(operation, given, len(ranks))
         if operation == "send":
             ranks = (ranks[group.rank()], ranks[given["dst"]])
-        self.moved.append(Moved(operation, ranks, size, sent(operation, size, len(ranks))))
+        self.moved.append(Moved(operation, ranks, size, sent(operation, size, len(ranks)), group.group_name))
 
     def sent(self, groups: Iterable[tuple[int, ...]] | None = None) -> float:
         """Bytes that this rank sent over `groups` (their global ranks in any order); over all by default."""

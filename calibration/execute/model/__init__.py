@@ -21,7 +21,8 @@ from torch import nn
 from calibration.execute.limits import check_model
 from calibration.execute.model.ends import Embedding, Head, loss
 from calibration.execute.model.fine_tuning import EMBEDDING, tune
-from calibration.execute.model.layer import Dropout, Layer
+from calibration.execute.model.layer import Dropout, Layer, Shared
+from calibration.execute.model.mixture import Routed
 from calibration.execute.recomputation import Recomputation
 from strategies.models.model import Model
 from strategies.plan.fine_tuning import FineTuning
@@ -34,7 +35,7 @@ class Transformer(nn.Module):
     """A whole model, or the stage of a pipeline that has `layers`, and the embedding and the head where asked.
 
     attention: as the plan's. dropout: nowhere by default. A tied head shares the embedding's matrix where both are in the same
-    stage. tuned: what is trained; everything by default.
+    stage. tuned: what is trained; everything by default. shared: what ranks share of each layer; nothing by default.
 
     number: of the next forward pass, where anything is dropped. Parts draw from it and from their place in the model, so that a
     pass drops the same wherever and whenever it runs.
@@ -54,19 +55,23 @@ class Transformer(nn.Module):
         dropout: Dropout | None = None,
         recompute: Recomputation | None = None,
         tuned: FineTuning | None = None,
+        shared: Shared | None = None,
     ) -> None:
         check_model(model)
         super().__init__()
         self.recompute = recompute or Recomputation()
         dropped = dropout or Dropout()
-        self.embedding = Embedding(model, dropped.stream) if embedding else None
+        self.embedding = Embedding(model, dropped.stream, shared and shared.tokens) if embedding else None
         self.numbers = range(model.layers) if layers is None else layers
-        self.layers = nn.ModuleList(Layer(model, sequence, attention, dropped) for _ in self.numbers)
+        self.layers = nn.ModuleList(Layer(model, number, sequence, attention, dropped, shared) for number in self.numbers)
         self.head = Head(model) if head else None
         self.tied = model.tied and model.head
         for matrix in self.modules():
             if isinstance(matrix, nn.Linear | nn.Embedding):
                 nn.init.normal_(matrix.weight, std=0.02)  # GPT-2's, so that the loss starts near log(vocabulary)
+            elif isinstance(matrix, Routed):
+                nn.init.normal_(matrix.up, std=0.02)
+                nn.init.normal_(matrix.down, std=0.02)
         self.tie()
         if tuned is not None and not tuned.trains_all:
             self._tune(tuned, model)

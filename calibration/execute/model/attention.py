@@ -11,20 +11,26 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibration.execute.model.context_parallel import ContextParallel
 from strategies.models.model import Model
 
 BASE = 10000.0  # of rotary frequencies (arXiv:2104.09864); it changes no size
 
 
 class Attention(nn.Module):
-    """Flash calls scaled_dot_product_attention, materialised writes scores and probabilities to memory. Causal in decoders."""
+    """Flash calls scaled_dot_product_attention, materialised writes scores and probabilities to memory. Causal in decoders.
+    context: with whom tokens are shared; `sequence` are those of all.
+    """
 
     cosine: Tensor
     sine: Tensor
     future: Tensor
 
-    def __init__(self, model: Model, sequence: int, attention: str, dropout: float) -> None:
+    def __init__(
+        self, model: Model, sequence: int, attention: str, dropout: float, context: ContextParallel | None = None
+    ) -> None:
         super().__init__()
+        self.context, self.sequence = context, sequence
         self.dim, self.flash, self.dropout = model.head_dim, attention == "flash", dropout
         self.causal = model.family == "decoder"
         self.repeat = model.heads // model.kv_heads
@@ -35,8 +41,9 @@ class Attention(nn.Module):
         self.output = nn.Linear(width, model.hidden, model.output_bias)
         self.rotary = model.positions == "rotary"
         if self.rotary:
-            self.register_buffer("cosine", torch.empty(sequence, self.dim), persistent=False)
-            self.register_buffer("sine", torch.empty(sequence, self.dim), persistent=False)
+            own = sequence // (context.ranks if context else 1)
+            self.register_buffer("cosine", torch.empty(own, self.dim), persistent=False)
+            self.register_buffer("sine", torch.empty(own, self.dim), persistent=False)
         self.masked = self.causal and not self.flash
         if self.masked:
             self.register_buffer("future", torch.empty(sequence, sequence), persistent=False)
@@ -46,7 +53,7 @@ class Attention(nn.Module):
     def fill_tables(self) -> None:
         """Set rotary positions and the mask of the future, which a module that was built on the meta device does not have."""
         if self.rotary:
-            rows = torch.arange(len(self.cosine), device=self.cosine.device)
+            rows = (self.context.positions(self.sequence) if self.context else torch.arange(self.sequence)).to(self.cosine.device)
             frequency = BASE ** -(torch.arange(0, self.dim, 2, device=self.cosine.device).float() / self.dim)
             angle = torch.outer(rows.float(), frequency).repeat(1, 2)
             self.cosine.copy_(angle.cos())
@@ -65,7 +72,9 @@ class Attention(nn.Module):
         if self.rotary:
             q, k = self._turn(q), self._turn(k)
         dropout = self.dropout if self.training else 0.0
-        if self.flash:
+        if self.context:
+            y = self.context.attend(q, k, v)
+        elif self.flash:
             y = functional.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, enable_gqa=self.repeat > 1)
         else:
             if self.repeat > 1:

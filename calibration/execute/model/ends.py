@@ -11,15 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibration.execute.model.context_parallel import ContextParallel
 from calibration.execute.model.layer import dropout, norm
 from strategies.models.model import Model
 
 
 class Embedding(nn.Module):
-    """Token ids to features; learned positions, segments and a norm if the model has them. Every token is of segment 0."""
+    """Token ids to features; learned positions, segments and a norm if the model has them. Every token is of segment 0.
+    context: with whom a sequence's tokens are shared.
+    """
 
-    def __init__(self, model: Model, dropped: bool = False) -> None:
+    def __init__(self, model: Model, dropped: bool = False, context: ContextParallel | None = None) -> None:
         super().__init__()
+        self.context = context
         self.tokens = nn.Embedding(model.padded_vocabulary, model.hidden)
         self.positions = nn.Embedding(model.learned_rows, model.hidden) if model.learned_rows else None
         self.segments = nn.Embedding(model.token_types, model.hidden) if model.token_types else None
@@ -30,7 +34,9 @@ class Embedding(nn.Module):
         """(batch, sequence) integers to (batch, sequence, hidden)."""
         x: Tensor = self.tokens(tokens)
         if self.positions is not None:
-            x = x + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+            own = tokens.shape[1]
+            places = self.context.positions(own * self.context.ranks) if self.context else torch.arange(own)
+            x = x + self.positions(places.to(tokens.device))
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(tokens[:1]))
         result: Tensor = self.dropout(self.norm(x))

@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
-from torch.nn import functional
 
 from calibration.execute.model.attention import Attention
+from calibration.execute.model.context_parallel import ContextParallel
+from calibration.execute.model.feed_forward import FeedForward
+from calibration.execute.model.mixture import ExpertParallel, Mixture
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 
@@ -30,20 +32,11 @@ class Dropout(NamedTuple):
         return cls(model.dropout, model.attention_dropout) if asked is None else cls(asked, asked)
 
 
-class FeedForward(nn.Module):
-    """GELU of one matrix, or SwiGLU of two, and the matrix back."""
+class Shared(NamedTuple):
+    """What of a layer its ranks share: cp ranks the tokens, ep ranks the experts; None: one rank has all."""
 
-    def __init__(self, model: Model) -> None:
-        super().__init__()
-        self.gate = nn.Linear(model.hidden, model.ffn, model.mlp_bias) if model.gated else None
-        self.up = nn.Linear(model.hidden, model.ffn, model.mlp_bias)
-        self.down = nn.Linear(model.ffn, model.hidden, model.mlp_bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(batch, sequence, hidden) to the same."""
-        y = functional.silu(self.gate(x)) * self.up(x) if self.gate else functional.gelu(self.up(x))
-        result: Tensor = self.down(y)
-        return result
+    tokens: ContextParallel | None = None
+    experts: ExpertParallel | None = None
 
 
 def norm(model: Model) -> nn.Module:
@@ -58,15 +51,19 @@ def dropout(asked: bool) -> nn.Module:
 
 class Layer(nn.Module):
     """Norm, attention, residual, norm, feed-forward, residual; of models without a norm after the last layer (BERT) the norms
-    follow the residual additions.
+    follow the residual additions. number: its place in the model, of which some layers may have experts.
     """
 
-    def __init__(self, model: Model, sequence: int, attention: str, dropped: Dropout) -> None:
+    def __init__(
+        self, model: Model, number: int, sequence: int, attention: str, dropped: Dropout, shared: Shared | None = None
+    ) -> None:
         super().__init__()
         self.after = not model.final_norm
         self.attention_norm, self.feed_forward_norm = norm(model), norm(model)
-        self.attention = Attention(model, sequence, attention, CHANCE if dropped.attention else 0.0)
-        self.feed_forward = FeedForward(model)
+        shared = shared or Shared()
+        self.attention = Attention(model, sequence, attention, CHANCE if dropped.attention else 0.0, shared.tokens)
+        moe = model.experts if model.is_mixture(number) else None
+        self.feed_forward = Mixture(model, moe, shared.experts) if moe else FeedForward(model)
         self.dropout = dropout(dropped.stream)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -72,7 +72,7 @@ class Streamed:
             if number in (0, last):
                 part: nn.Module = Head(model) if number else Embedding(model, dropped.stream)
             else:
-                part = Layer(model, setup.resolved.sequence, plan.attention, dropped)
+                part = Layer(model, number - 1, setup.resolved.sequence, plan.attention, dropped)
         if not plan.trains_all:
             tune(part, plan, model, number - 1)
         prefix = "embedding" if not number else "head" if number == last else f"layers.{number - 1}"

@@ -25,14 +25,13 @@ from strategies.layers.tensor_overlap import Items
 PYTORCH = PyTorch()
 
 
-def gated(rank: RankShapes, columns: int) -> Operator:
-    """silu(gate) · up of `columns` features each: one operator and a product."""
-    elements = rank.tokens * columns
+def gated(rank: RankShapes, label: str, elements: int, saved: str) -> Operator:
+    """silu(gate) · up of so many elements each, kept as `saved`: one operator and a product."""
     width, ways = rank.element * elements, PYTORCH.gate(rank.element)
     return Operator(
-        forward=rank.run("activation", "forward", elements, ways.forward),
-        input_gradient=rank.run("activation", "backward", elements, ways.backward),
-        saved={"mlp up output": 2 * width, "activated gate": width},
+        forward=rank.run(label, "forward", elements, ways.forward),
+        input_gradient=rank.run(label, "backward", elements, ways.backward),
+        saved={saved: 2 * width, f"{label} gate": width},
         temporary=4 * width,  # gradients of the product, of its two factors and of the gate
     )
 

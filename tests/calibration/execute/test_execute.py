@@ -38,6 +38,8 @@ BERT = GPT | {
     "pooler": True,
     "pooler_classes": 2,
 }
+MOE = LLAMA | {"name": "moe", "layers": 2, "experts": {"experts": 4, "chosen": 2, "ffn": 24}}
+SHARED = {"experts": 2, "chosen": 1, "ffn": 24, "shared": 1, "shared_gate": True, "first_dense": 1}
 LORA = {"rank": 4, "targets": ["q_proj", "v_proj", "mlp"]}
 FLAT, SHORT = GPT | {"layers": 2}, LLAMA | {"layers": 2}  # PyTorch takes long for every operator
 MIDDLE = {"pp": 2, "accumulation": 4}
@@ -85,6 +87,16 @@ TWO = {
     "frozen layers, zero1": job("frozen layers, zero1", 2, FLAT, freeze={"layers": 1}, data_parallel="zero1"),
     "frozen head, pp": job("frozen head, pp", 2, SHORT, freeze={"head": True}, pp=2, accumulation=2),
     "dropout, pp": job("dropout, pp", 2, LLAMA, dropout=True, schedule="interleaved", chunks=2, recompute="full", **MIDDLE),
+    "context parallel": job("context parallel", 2, SHORT, cp=2, accumulation=2),
+    "context parallel, learned positions": job("context parallel, learned positions", 2, FLAT, cp=2, data_parallel="zero1"),
+    "context parallel, encoder": job("context parallel, encoder", 2, FLAT | {"family": "encoder"}, cp=2),
+    "context parallel, zero2": job("context parallel, zero2", 2, SHORT, cp=2, data_parallel="zero2", recompute="full"),
+    "context parallel, zero3": job("context parallel, zero3", 2, SHORT, cp=2, data_parallel="zero3"),
+    "ulysses": job("ulysses", 2, SHORT, cp=2, cp_method="ulysses", recompute="full"),
+    "experts": job("experts", 2, MOE),
+    "expert parallel": job("expert parallel", 2, MOE, ep=2, accumulation=2),
+    "expert parallel, zero3": job("expert parallel, zero3", 2, MOE, ep=2, data_parallel="zero3"),
+    "shared experts": job("shared experts", 2, MOE | {"experts": SHARED}, ep=2, recompute="full", bucket="8 KiB"),
     "dropout, diloco": job("dropout, diloco", 2, FLAT, dropout=True, data_parallel="diloco", local_steps=2),
 }
 # parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs
@@ -111,6 +123,13 @@ FOUR = {
     "pp × zero2": job("pp × zero2", 4, SHORT, data_parallel="zero2", bucket="4 KiB", **MIDDLE),
     "pp × fsdp": job("pp × fsdp", 4, SHORT, data_parallel="zero3", gradient_sync="every", pp=2, accumulation=2),
     "pp × fsdp, reduced once": job("pp × fsdp, reduced once", 4, SHORT, data_parallel="zero3", **MIDDLE),
+    "pp × ddp, few microbatches": job("pp × ddp, few microbatches", 4, FLAT, pp=2, accumulation=2),
+    "cp × dp": job("cp × dp", 4, SHORT, cp=2),
+    "ring of four": job("ring of four", 4, SHORT, cp=4),
+    "cp × pp": job("cp × pp", 4, SHORT, cp=2, pp=2, accumulation=2),
+    "ep × dp": job("ep × dp", 4, MOE, ep=2),
+    "ep × fsdp": job("ep × fsdp", 4, MOE, ep=2, data_parallel="zero3"),
+    "ep × pp": job("ep × pp", 4, MOE, ep=2, pp=2, accumulation=2),
     "pp × tp": job("pp × tp", 4, SHORT, tp=2, sequence_parallel=True, pp=2, accumulation=2),
 }
 
@@ -135,7 +154,8 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
 
 def test_a_model_that_one_process_cannot_hold_is_compared_layer_by_layer(monkeypatch):
     """The same steps are compared with both, in one start of processes; what is not held whole has the first step only."""
-    names = ["16-bit gradients", "zero3", "tp", "zb-v", "bert, pp", "lora", "frozen layers, zero1"]
+    names = ["16-bit gradients", "zero3", "tp", "zb-v", "bert, pp", "lora", "frozen layers, zero1", "context parallel"]
+    names += ["expert parallel", "expert parallel, zero3"]
     told = []
     launch(worker.work, 2, [ready(TWO[name]) for name in names], 0.0, [True] * len(names), hear=told.append)
     for message in told:

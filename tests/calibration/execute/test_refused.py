@@ -29,13 +29,21 @@ LLAMA = GPT | {"name": "llama", "kv_heads": 2, "ffn": 48, **LLAMA_LAYER}
 SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
 KINDS = [{"name": "encoder", "family": "encoder"}, {"name": "decoder", "family": "decoder", "cross": True}]
 NF4 = {"rank": 4, "targets": ["q_proj"], "weights": "nf4"}
+EXPERTS = {"experts": 4, "chosen": 2, "ffn": 48}
 PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
 ZRO = "zero_redundancy_optimizer"
 Case = tuple[str, dict[str, Any]]  # what is said of it; model, cluster, node, plan, job where they are not the usual ones
 CASES: list[Case] = [
     ("kernels of other frameworks", {"plan": {"kernels": "megatron"}}),
-    ("context parallelism", {"plan": {"cp": 2}}),
-    ("expert parallelism", {"model": {"experts": {"experts": 4, "chosen": 2, "ffn": 48}}, "plan": {"ep": 2}}),
+    ("dropout by cp ranks", {"plan": {"cp": 2, "dropout": True}}),
+    ("local steps of cp ranks", {"plan": {"cp": 2, "data_parallel": "local_sgd", "local_steps": 2}}),
+    ("replicas of cp ranks", {"node": {"gpus": 8}, "plan": {"cp": 2, "data_parallel": "zero3", "shard": 2}}),
+    ("context with tensor parallelism", {"plan": {"cp": 2, "tp": 2}}),
+    ("context parallelism with classes", {"model": GPT | {"family": "encoder", "classes": 2}, "plan": {"cp": 2}}),
+    ("experts with unequal numbers of tokens", {"model": {"experts": EXPERTS | {"experts": 5}}}),
+    ("biases of experts", {"model": {"experts": EXPERTS, "mlp_bias": True}}),
+    ("experts with tensor or context parallelism", {"model": {"experts": EXPERTS}, "plan": {"cp": 2}}),
+    ("expert parallelism but with DDP and FSDP2", {"model": {"experts": EXPERTS}, "plan": {"ep": 2, "data_parallel": "zero1"}}),
     ("other models than plain decoders and encoders", {"model": {"window": 8}}),
     ("encoders with decoders", {"model": {"family": "encoder_decoder", "kinds": KINDS, "pattern": ["encoder", "decoder"]}}),
     ("models without a loss", {"model": {"head": False}}),
@@ -62,6 +70,7 @@ CASES: list[Case] = [
     ("asynchronous pipelines", {"plan": PP | {"schedule": "pipedream"}}),
     ("stages with copies", {"plan": PP | {"schedule": "chimera"}}),
     ("losses out of order", {"plan": {"pp": 2, "schedule": str(ROOT / "tests/data/out_of_order.csv")}}),
+    ("1F1B of fewer microbatches than stages", {"plan": {"pp": 4, "accumulation": 2}}),
     ("sends that hold up compute", {"plan": PP | {"overlap_p2p": False}}),
     ("DDP: views of buckets by hand", {"plan": {"tp": 2, "overlap": False, "gradient_as_bucket_view": True, "kernels": "torch"}}),
     ("DDP's fp16 hook by hand", {"plan": {"data_parallel": "ddp_fp16", "overlap": False}}),
@@ -108,7 +117,7 @@ def reason(case: dict[str, Any]) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(limits, "available_cores", lambda: (0, 1))
             job = limits.ready(job_of(**case))
-        said = executed[job.plan.data_parallel].check(job, job.resolve())
+        said = executed[job.plan.data_parallel].reason(job, job.resolve())
     except UserError as error:
         said = str(error)
     assert said, f"{case} is executed"
@@ -120,7 +129,9 @@ def reasons_in(path: Path) -> Iterator[int]:
     for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
         for node in ast.walk(function):
             refuses = path.name == "limits.py" and isinstance(node, ast.Yield | ast.Raise)
-            checks = function.name == "check" and isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr)
+            checks = (
+                function.name in ("check", "reason") and isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr)
+            )
             if refuses or checks:
                 yield node.lineno
 
