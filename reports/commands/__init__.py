@@ -14,6 +14,7 @@ from reports.inputs import shardyard_version
 from reports.terminal import echo
 
 FOLDER = Path(__file__).parent
+AS_IS = "\b\n"  # before a paragraph that click does not wrap
 
 
 def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
@@ -32,10 +33,12 @@ class Commands(click.Group):
         return sorted(path.stem for path in FOLDER.glob("*.py") if not path.stem.startswith("_"))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command of that name, imported when it is asked for."""
+        """The command of that name, imported when it is asked for. Its example is not wrapped, so that it can be pasted."""
         if cmd_name not in self.list_commands(ctx):
             return None
         command: click.Command = import_module(f"{__name__}.{cmd_name}").command
+        if command.epilog and not command.epilog.startswith(AS_IS):
+            command.epilog = AS_IS + command.epilog
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

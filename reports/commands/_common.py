@@ -71,14 +71,17 @@ def job_options(command: Any) -> Any:
     ]
     for option in reversed(
         (
-            click.option("--model", help="Preset, config.json, YAML, or FILE.py:NAME, a module (the file is run)."),
+            click.option(
+                "--model",
+                help="Model, instead of the job's: preset, config.json, YAML, or FILE.py:NAME, a module (the file is run).",
+            ),
             click.option("--input", metavar="SIZES", help="Sizes of one sample of a module's input: 3x224x224, 2048:int64."),
             click.option(
                 "--parallelize", metavar="FILE.py:NAME", help="Function that cuts the module over tp ranks (it is run)."
             ),
-            click.option("--cluster", help="Name from the catalogue or YAML, instead of the job's."),
+            click.option("--cluster", help="Cluster, instead of the job's: a name from the catalogue or YAML."),
             click.option("--nodes", type=int, help="Number of nodes."),
-            click.option("--plan", help="YAML of the plan, instead of the job's; auto (the default): what a short search finds."),
+            click.option("--plan", help="Plan as YAML, instead of the job's; auto (the default): what a short search finds."),
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
             click.option("--ideal", "variability", is_flag=True, callback=_alike, help="GPUs of one kind are all alike."),

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from topologies.costs import Rates
 
 
-@click.command("advise")
+@click.command("advise", epilog="Example: shardyard advise --model llama-3.1-8b --cluster dgx-h100 --nodes 2")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @headroom_option

@@ -13,14 +13,14 @@ from reports.commands._common import AS_JSON, check_positive, engine_options, jo
 from reports.terminal import echo
 
 
-@click.command("budget")
+@click.command("budget", epilog="Example: shardyard budget --cluster dgx-h100 --gpus 128 --days 30")
 @job_options
 @click.option("--gpus", type=click.IntRange(1), help="GPUs, instead of --nodes.")
 @click.option("--days", type=float, help="How long they are there. [default: 30]")
 @click.option("--dollars", type=float, help="What may be spent, instead of --days.")
 @click.option("--price", type=float, help="Dollars per GPU-hour; by default a listed price, named with its date.")
 @click.option("--ratio", type=float, help="Tokens per parameter that are enough. [default: 20, Chinchilla]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of failures.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random failures.")
 @engine_options
 @AS_JSON
 def command(

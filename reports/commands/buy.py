@@ -19,12 +19,14 @@ if TYPE_CHECKING:
 OFFER = re.compile(r"(?:(\d{1,7})\s*[x×*]\s*)?(.+?)(?:@\$?([\d.]+))?")
 
 
-@click.command("buy")
+@click.command("buy", epilog="Example: shardyard buy 16xdgx-h100 vs 32xdgx-a100@1.8 --model llama-3.1-8b")
 @click.argument("offers", nargs=-1, required=True, metavar="[N×]CLUSTER[@DOLLARS] vs …")
-@click.option("--job", metavar="JOB.yaml", help="Whose model, sequence and batch; its cluster is not used.")
+@click.option("--job", metavar="JOB.yaml", help="Job with the model, sequence and batch; its cluster is not used.")
 @job_options
 @click.option("--tokens", callback=lambda _, __, text: _count(text), help="Tokens of the training, such as 15T. [default: 10¹²]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of failures, the same for all offers.")
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the random failures, the same for all offers."
+)
 @figure_option("--plot", "Draw days and cost of each offer (PNG or SVG).")
 @engine_options
 @AS_JSON

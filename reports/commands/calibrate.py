@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from calibration.request import Request, Result
 
 
-@click.command("calibrate")
+@click.command("calibrate", epilog="Example: shardyard calibrate --output mine.yaml --quick")
 @click.option("--output", required=True, metavar="PROFILE.yaml", help="The profile to write; its samples and plot lie beside it.")
-@click.option("--quick", is_flag=True, help="Seconds instead of minutes: few sizes, once each.")
+@click.option("--quick", is_flag=True, help="Two minutes instead of a quarter of an hour: fewer sizes and rounds.")
 @click.option(
     "--ranks",
     type=int,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--cluster",
-    help="Whose hardware: a name of the catalogue or YAML; by default found by the GPU's name, and a "
+    help="Hardware that is measured: a name of the catalogue or YAML; by default found by the GPU's name, and a "
     "CPU is described by its best rates, in a file beside the profile.",
 )
 @click.option("--profile", help="Prices of what is not measured; by default those shipped for this hardware.")

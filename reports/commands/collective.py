@@ -12,7 +12,7 @@ from reports.commands._common import AS_JSON, figure_option, show
 from reports.terminal import echo
 
 
-@click.command("collective")
+@click.command("collective", epilog="Example: shardyard collective all_reduce --cluster dgx-h100 --nodes 4")
 @click.argument("operation")
 @click.option("--cluster", default="dgx-h100", show_default=True, help="Name from the catalogue or YAML.")
 @click.option("--nodes", type=int, help="Number of nodes.")

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from topologies.costs import Rates
 
 
-@click.command("compare")
+@click.command("compare", epilog="Example: shardyard compare job.yaml --also plan.tp=4,plan.data_parallel=zero1")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB.yaml…")
 @job_options
 @click.option(

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from strategies.job import Job
 
 
-@click.command("execute")
+@click.command("execute", epilog="Example: shardyard execute job.yaml --cluster cpu-gloo")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option(

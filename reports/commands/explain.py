@@ -10,7 +10,7 @@ from reports.commands._common import AS_JSON
 from reports.terminal import echo
 
 
-@click.command("explain")
+@click.command("explain", epilog="Example: shardyard explain busbw")
 @click.argument("name")
 @AS_JSON
 def command(name: str, as_json: bool) -> None:

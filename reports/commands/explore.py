@@ -14,10 +14,16 @@ from reports.terminal import echo
 FIRST = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "nodes": 2}  # the job where none is given
 
 
-@click.command("explore")
+@click.command("explore", epilog="Example: shardyard explore --model llama-3.1-8b --cluster dgx-h100 --nodes 2")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
-@click.option("--port", type=click.IntRange(1, 65535), default=8057, show_default=True, help="Of 127.0.0.1, this machine only.")
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    default=8057,
+    show_default=True,
+    help="Port on 127.0.0.1, which only this machine reaches.",
+)
 @click.option("--folder", metavar="FOLDER", default=".", show_default=True, help="The page may name files of this folder only.")
 @click.option("--open/--no-open", "browser", default=True, show_default=True, help="Open the page in a browser.")
 def command(job: str | None, port: int, folder: str, browser: bool, **given: Any) -> None:

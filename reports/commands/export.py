@@ -12,9 +12,9 @@ from reports.commands._common import AS_JSON, framework_names, job_options, job_
 from reports.terminal import echo
 
 
-@click.command("export")
+@click.command("export", epilog="Example: shardyard export job.yaml --to megatron")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
-@click.option("--to", "target", required=True, type=click.Choice(framework_names()), help="Whose settings.")
+@click.option("--to", "target", required=True, type=click.Choice(framework_names()), help="Framework whose settings are written.")
 @click.option("--output", metavar="FILE", help="Write them there instead of printing them.")
 @job_options
 @AS_JSON

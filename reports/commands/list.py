@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON
 from reports.terminal import echo
 
 
-@click.command("list")
+@click.command("list", epilog="Example: shardyard list clusters")
 @click.argument("sort", required=False)
 @AS_JSON
 def command(sort: str | None, as_json: bool) -> None:

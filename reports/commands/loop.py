@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON, job_options, job_with_found_plan, 
 from reports.terminal import echo
 
 
-@click.command("loop")
+@click.command("loop", epilog="Example: shardyard loop --model llama-3.1-8b --cluster dgx-h100 --nodes 2")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @AS_JSON

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from strategies.planner.search.answer import Answer, Progress
 
 
-@click.command("plan")
+@click.command("plan", epilog="Example: shardyard plan --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --seconds 60")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option("--space", metavar="FILE", help="YAML of what may vary: axis -> list of values. Otherwise the usual axes.")

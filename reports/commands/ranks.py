@@ -10,7 +10,7 @@ from reports.commands._common import AS_JSON
 from reports.terminal import echo
 
 
-@click.command("ranks")
+@click.command("ranks", epilog="Example: shardyard ranks --nodes 2 --gpus 4 --gpus-per-process 2")
 @click.option("--nodes", type=int, default=1, show_default=True, help="Number of nodes.")
 @click.option("--gpus", type=int, default=8, show_default=True, help="GPUs of a node.")
 @click.option("--gpus-per-process", type=int, default=1, show_default=True, help="GPUs that one process drives.")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 PARTS = ("runs", "scaling", "clusters", "sensitivity", "published")
 
 
-@click.command("report")
+@click.command("report", epilog="Example: shardyard report --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --output page")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @money_options
@@ -46,7 +46,7 @@ PARTS = ("runs", "scaling", "clusters", "sensitivity", "published")
     type=click.Choice(("png", "svg")),
     default=("png",),
     show_default=True,
-    help="Of the figures beside the page; may be given twice.",
+    help="Format of the figures beside the page; may be given twice.",
 )
 @engine_options
 def command(

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from strategies.planner.search.workers.executors import Engine
 
 
-@click.command("run")
+@click.command("run", epilog="Example: shardyard run --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --tokens 1e12")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option("--days", type=float, help="Run for so many days: how many tokens is it trained on?")
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     type=click.IntRange(1, 100_000),
     help="Runs that differ by chance; by default until the mean goodput is known within ±0.2 %.",
 )
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of everything that is drawn.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of everything that is random.")
 @click.option("--advice/--no-advice", default=True, show_default=True, help="Try other intervals, and what else would help.")
 @figure_option("--plot", "Draw where time goes and intervals, or goodput over one --vary (PNG or SVG).")
 @click.option(

@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON
 from reports.terminal import echo
 
 
-@click.command("schedule")
+@click.command("schedule", epilog="Example: shardyard schedule 1f1b --pp 4 --microbatches 8")
 @click.argument("name", metavar="NAME_OR_CSV")
 @click.option("--pp", type=click.IntRange(1), help="Number of pipeline ranks.")
 @click.option("--microbatches", type=click.IntRange(1), help="Microbatches in a step.")

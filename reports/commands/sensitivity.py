@@ -13,7 +13,7 @@ from reports.commands._common import AS_JSON, figure_option, job_options, job_wi
 from reports.terminal import echo
 
 
-@click.command("sensitivity")
+@click.command("sensitivity", epilog="Example: shardyard sensitivity --model llama-3.1-8b --cluster dgx-h100 --nodes 2")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @AS_JSON

@@ -19,17 +19,26 @@ if TYPE_CHECKING:
     from strategies.lowering.parameter_servers import Answer
 
 
-@click.command("server")
+@click.command(
+    "server", epilog="Example: shardyard server --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --servers 2 --staleness async"
+)
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option("--servers", type=int, default=1, show_default=True, help="Parameter servers, beside the GPUs of the last nodes.")
 @click.option("--staleness", default="sync", show_default=True, help="sync, async, or how many steps workers may run ahead.")
 @click.option("--steps", type=int, default=100, show_default=True, help="Steps of every worker.")
-@click.option("--jitter", type=float, default=0.1, show_default=True, help="Of compute times: standard deviation over mean.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the random compute times.")
+@click.option(
+    "--jitter", type=float, default=0.1, show_default=True, help="Jitter of compute times: standard deviation over mean."
+)
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the random compute times.")
 @click.option("--embedding", multiple=True, metavar="ROWSxWIDTH:LOOKUPS", help="A table on the servers; may be repeated.")
-@click.option("--embedding-type", default="fp32", show_default=True, help="Of tables: fp32, bf16 or fp16.")
-@click.option("--embedding-optimizer", default="rowwise_adagrad", show_default=True, help="Or adagrad, sgd.")
+@click.option("--embedding-type", default="fp32", show_default=True, help="Number type of tables: fp32, bf16 or fp16.")
+@click.option(
+    "--embedding-optimizer",
+    default="rowwise_adagrad",
+    show_default=True,
+    help="Optimizer of tables: rowwise_adagrad, adagrad or sgd.",
+)
 @figure_option("--plot", "Draw throughput and staleness, as PNG or SVG.")
 @click.option("--report", metavar="FOLDER", help="Also write a page: other staleness, other numbers of servers, all-reduce.")
 @AS_JSON

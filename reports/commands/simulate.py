@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, TOTAL, job_options, money_options, report_folder, show, tokens_of
+from reports.commands._common import AS_JSON, TOTAL, framework_names, job_options, money_options, report_folder, show, tokens_of
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from strategies.job import Job
 
 
-@click.command("simulate")
+@click.command("simulate", epilog="Example: shardyard simulate --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --tokens 15T")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @money_options
@@ -80,6 +80,8 @@ def command(
             echo(f"not used from the model's file: {', '.join(asked.ignored)}")
         for note in asked.notes:
             echo(note)
+        if not summary.fits and job is None and given["plan"] is None and _only_set(given):
+            echo("plan: what --set does not say has its default; --plan auto beside it searches the rest")
     if folder:
         from reports.page.by_layer import section
         from reports.page.page import Report, write_report
@@ -89,6 +91,11 @@ def command(
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
+
+
+def _only_set(given: dict[str, Any]) -> bool:
+    """Whether the plan is only what `--set` says of it, which `--plan auto` would keep."""
+    return any(text.startswith("plan.") for text in given["overrides"]) and not any(given[f"from_{n}"] for n in framework_names())
 
 
 def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:

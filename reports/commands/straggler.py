@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON, check_files, figure_option, show
 from reports.terminal import echo
 
 
-@click.command("straggler")
+@click.command("straggler", epilog="Example: shardyard straggler trace.csv --steps")
 @click.argument("trace", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--steps", is_flag=True, help="Also print a line per step.")
 @figure_option("--plot", "PNG or SVG of what each worker (dp rank × stage) costs.")

@@ -14,7 +14,7 @@ USUAL = ("gpipe", "1f1b", "interleaved", "zb-h1", "zb-v")
 MOST = 5_000  # passes that are drawn
 
 
-@click.command("teach")
+@click.command("teach", epilog="Example: shardyard teach gpipe 1f1b zb-v --plot schedules.gif")
 @click.argument("names", nargs=-1, metavar="[SCHEDULE | ALGORITHM]…")
 @click.option("--pp", type=click.IntRange(1, 64), default=4, show_default=True, help="Pipeline ranks.")
 @click.option("--microbatches", type=click.IntRange(1, 1000), default=8, show_default=True, help="Microbatches in a step.")

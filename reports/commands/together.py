@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON, show
 from reports.terminal import echo
 
 
-@click.command("together")
+@click.command("together", epilog="Example: shardyard together first.yaml second.yaml")
 @click.argument("jobs", nargs=-1, required=True, metavar="JOB.yaml JOB.yaml …")
 @click.option("--on", multiple=True, metavar="TEXT", help="Where each job is, e.g. 'nodes 0-3'; by default one behind the other.")
 @click.option("--cluster", help="What the jobs share: name or YAML; by default what they describe, with their nodes together.")

@@ -11,7 +11,7 @@ from reports.commands._common import AS_JSON, figure_option, show
 from reports.terminal import echo
 
 
-@click.command("topology")
+@click.command("topology", epilog="Example: shardyard topology dgx-h100 --nodes 2")
 @click.argument("cluster", metavar="NAME_OR_FILE")
 @click.option("--gpu", help="Which GPU it is, where the file does not say: a name from the catalogue.")
 @click.option("--nodes", type=int, help="Number of nodes.")

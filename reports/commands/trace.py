@@ -16,7 +16,7 @@ FORMATS = {
 }
 
 
-@click.command("trace")
+@click.command("trace", epilog="Example: shardyard trace --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --output out")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option(

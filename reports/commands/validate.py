@@ -32,7 +32,7 @@ HERE = (
 THERE = ("names", "rows", "table", "results")  # of published measurements
 
 
-@click.command("validate")
+@click.command("validate", epilog="Example: shardyard validate --published --source narayanan-2021")
 @click.argument("variants", required=False, metavar="[SET.yaml]")
 @click.option("--model", help="Preset, config.json or YAML, instead of the set's.")
 @click.option("--cluster", help="Name from the catalogue or YAML, instead of the set's.")
@@ -49,9 +49,9 @@ THERE = ("names", "rows", "table", "results")  # of published measurements
 )
 @click.option("--output", metavar="FILE.json", help="Also write everything that was predicted and measured.")
 @click.option("--published", "is_published", is_flag=True, help="Instead against measurements that others published.")
-@click.option("--source", "names", multiple=True, metavar="NAME", help="Of those only this source. May be repeated.")
-@click.option("--rows", is_flag=True, help="Of those also print a line per row.")
-@click.option("--csv", "table", metavar="FILE", help="Of those write a line per row.")
+@click.option("--source", "names", multiple=True, metavar="NAME", help="With --published: only this source. May be repeated.")
+@click.option("--rows", is_flag=True, help="With --published: also print a line per row.")
+@click.option("--csv", "table", metavar="FILE", help="With --published: write a line per row.")
 @click.option("--results", metavar="FILE.jsonl", help="Keep rows as they are done; rows that are there already are not played.")
 @figure_option("--plot", "PNG or SVG of predicted against measured step times.")
 @AS_JSON

@@ -13,16 +13,22 @@ from reports.commands._common import AS_JSON, figure_option, job_options, job_wi
 from reports.terminal import echo
 
 
-@click.command("variability")
+@click.command("variability", epilog="Example: shardyard variability --model llama-3.1-8b --cluster dgx-h100 --nodes 2")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @AS_JSON
 @click.option(
     "--gpus", type=float, help="Standard deviation of the logarithm of kernels' times among GPUs. [default: the profile's]"
 )
-@click.option("--collectives", type=float, default=0.0, show_default=True, help="The same of each collective and send.")
-@click.option("--samples", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Draws.")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Of the draws.")
+@click.option(
+    "--collectives",
+    type=float,
+    default=0.0,
+    show_default=True,
+    help="Standard deviation of the logarithm of the times of collectives and sends.",
+)
+@click.option("--samples", type=click.IntRange(1, 100_000), default=1000, show_default=True, help="Number of draws.")
+@click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of the draws.")
 @figure_option("--plot", "Draw what waiting for the slowest leaves, by ranks (PNG or SVG).")
 def command(
     job: str | None,

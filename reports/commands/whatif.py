@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from strategies.planner.search.space import Axis
 
 
-@click.command("whatif")
+@click.command("whatif", epilog="Example: shardyard whatif --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --vary nodes=1,2,4")
 @click.argument("job", required=False, metavar="[JOB.yaml]")
 @job_options
 @click.option(
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--runs", is_flag=True, help="Days and cost with failures and checkpoints: 20 runs each, which meet the same failures."
 )
-@click.option("--seed", type=click.IntRange(0), help="Of what is drawn in --runs. [default: 0]")
+@click.option("--seed", type=click.IntRange(0), help="Seed of the runs of --runs. [default: 0]")
 @figure_option("--plot", "Draw tokens/s/GPU as a curve over one --vary of numbers, as PNG or SVG.")
 @money_options
 @engine_options

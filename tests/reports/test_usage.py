@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import sys
 
+import click
 import pytest
 from click.testing import CliRunner
 
 import shardyard
+from reports.commands import FOLDER
 from topologies.documents.extras import ExtraMissingError
 
 
@@ -32,6 +36,21 @@ def test_wrong_words_are_one_line(words: str, line: str) -> None:
     assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {line}\n")
 
 
+@pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("[!_]*.py")))
+def test_help_ends_with_an_example_that_can_be_pasted(name: str) -> None:
+    """On one line, with options that are there; and it says in whole words what each option is."""
+    text = CliRunner().invoke(shardyard.main, [name, "--help"], prog_name="shardyard").output
+    (example,) = re.findall(r"^  Example: (.*)$", text, re.MULTILINE)
+    words = shlex.split(example)
+    assert words[:2] == ["shardyard", name]
+    command = shardyard.main.get_command(click.Context(shardyard.main), name)
+    command.make_context(name, words[2:]).close()
+    hanging = [
+        option.help for option in command.params if re.match(r"(Of|Whose|Or|The same) ", getattr(option, "help", None) or "")
+    ]
+    assert not hanging
+
+
 def test_nothing_said_is_help() -> None:
     result = CliRunner().invoke(shardyard.main, [], prog_name="shardyard")
     assert result.output.startswith("Usage: shardyard [OPTIONS] COMMAND")
@@ -44,3 +63,16 @@ def test_tables_without_pandas_say_how_to_install_it(monkeypatch: pytest.MonkeyP
     for each in tables:
         with pytest.raises(ExtraMissingError, match=r"^pandas is not installed, .*pip install 'shardyard\[pandas\]'`$"):
             each.frame()
+
+
+def test_a_plan_that_is_said_in_part_and_does_not_fit_is_told_of_the_search() -> None:
+    """Where only --set says some of the plan; the search keeps that and finds what fits."""
+    words = ["simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--set", "plan.tp=2"]
+    line = "plan: what --set does not say has its default; --plan auto beside it searches the rest\n"
+    small = CliRunner().invoke(shardyard.main, words)
+    assert small.exit_code == 2
+    assert line in small.stdout
+    found = CliRunner().invoke(shardyard.main, [*words, "--plan", "auto"])
+    assert found.exit_code == 0
+    assert line not in found.stdout
+    assert "TP2 + " in found.stdout
