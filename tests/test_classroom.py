@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -106,6 +108,14 @@ def test_states_by_zero_stage(played, hook, states) -> None:
     held = dict(timeline.program.cohorts[0].resident)
     psi = timeline.program.parameters
     assert (held["parameter"] / psi, held["gradient"] / psi, held["optimizer"] / psi) == pytest.approx(states)
+
+
+@pytest.mark.parametrize(("hook", "each"), [("ddp", 16), ("zero1", 4 + 12 / 64), ("zero2", 2 + 14 / 64), ("zero3", 16 / 64)])
+def test_the_course_shows_bytes_per_parameter_by_zero_stage(hook, each) -> None:
+    """On 64 GPUs, as the page of ZeRO has them, and what they are by the closed form; Megatron-LM's padding is no hundredth."""
+    page = (Path(__file__).parents[1] / "docs/course/zero.md").read_text()
+    (shown,) = re.findall(rf"^{hook} +([\d.]+) bytes per parameter", page, re.MULTILINE)
+    assert float(shown) == pytest.approx(each, abs=0.005)
 
 
 def test_gpt2_in_fp32() -> None:

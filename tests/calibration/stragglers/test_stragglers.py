@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import shardyard
 from calibration.readers.op_trace import read_op_trace
+from calibration.stragglers import reading
 from calibration.stragglers.analysis import Analysis, analyse
 from calibration.stragglers.replay import Replay, replay_of
 from calibration.stragglers.trace import COLUMNS, Trace
@@ -472,3 +473,10 @@ def test_published_traces(name: str) -> None:
     stage = next(part for part in answer.stages if part.name == str(len(answer.stages) - 1))
     assert (stage.fixed, stage.share) == pytest.approx((last["trem"], last["Ms"]), rel=1e-5)
     assert (answer.slowest_part.fixed, answer.slowest_part.share) == pytest.approx((slowest["trem"], slowest["Mw"]), rel=1e-5)
+
+
+def test_a_file_of_another_kind_is_no_trace(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text("model: llama-3.1-8b\n")
+    with pytest.raises(UserError, match=r"job.yaml: is no trace: must end in .parquet or .csv \(a row per op\), or .json"):
+        reading.analysed([file], "job.yaml")
