@@ -153,6 +153,8 @@ class Job:
         if model.state_space is not None:
             made = "by the bytes that they move" if model.state_space.step_rank else "as the products that they are made of"
             yield f"state-space scans are priced {made}: no profile has measured their kernels"
+        if model.delta_net is not None:
+            yield "gated delta rules are priced as the products that they are made of: no profile has measured their kernels"
         if plan.packing is not None:
             seen = mean_length(plan.packing.lengths, sequence)
             yield f"packing: documents that a token attends to have {seen:,.0f} tokens in the mean, weighted by tokens"

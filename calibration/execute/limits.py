@@ -20,6 +20,8 @@ PLAIN = {
     "window": None,
     "mtp": 0,
     "state_space": None,
+    "delta_net": None,
+    "attention_gate": False,
     "chunk": None,
     "sinks": False,
     "rotary_dim": None,

@@ -183,8 +183,10 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
         yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
     if plan.kernel_set.eager:
         yield from _unknown_eager(model, plan)
-    if model.state_space is not None:
-        yield from _unknown_scan(model, plan)
+    if model.state_space is not None or model.delta_net is not None:
+        yield from _unknown_recurrence(model, plan)
+    if model.attention_gate and plan.recompute == "operators":
+        yield f"recompute=operators is not simulated with the attention_gate of {model.name}"
     if model.mtp and plan.shards_parameters:
         rule = "is not simulated: prediction layers are on the head's stage, and would be gathered with it as one part"
         yield f"mtp={model.mtp} with data_parallel={plan.data_parallel} {rule}"
@@ -198,17 +200,19 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
         yield f"window={narrow} with cp={plan.cp}: {rule}"
 
 
-def _unknown_scan(model: Model, plan: Resolved) -> Iterator[str]:
-    """What state-space mixers are not written down for."""
-    own = model.state_space
-    assert own is not None
-    said = f"state-space layers of {model.name}"
-    for count, what in ((own.heads, "heads"), (own.groups, "groups")):
-        if count % plan.tp and not own.step_rank:
+def _unknown_recurrence(model: Model, plan: Resolved) -> Iterator[str]:
+    """What state-space mixers and delta nets are not written down for."""
+    scan, net = model.state_space, model.delta_net
+    said = f"{'state-space' if scan else 'delta-net'} layers of {model.name}"
+    shared = [(net.key_heads, "key heads")] if net else []
+    shared += [(scan.heads, "heads"), (scan.groups, "groups")] if scan and not scan.step_rank else []
+    for count, what in shared:
+        if count % plan.tp:
             yield f"tp={plan.tp} does not divide {count} {what} of the {said}"
+    selective = scan is not None and scan.step_rank is not None
     unknown = {
-        f"tp={plan.tp}": bool(own.step_rank) and plan.tp > 1,
-        "fp8": bool(own.step_rank) and plan.fp8 is not None,
+        f"tp={plan.tp}": selective and plan.tp > 1,
+        "fp8": selective and plan.fp8 is not None,
         f"kernels={plan.kernels}": plan.kernel_set.eager or plan.kernel_set.early_cublas,
         f"cp={plan.cp}": plan.cp > 1,
         "packing": plan.packing is not None,

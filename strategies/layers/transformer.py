@@ -15,6 +15,7 @@ from strategies.layers.attention.self_attention import attention
 from strategies.layers.mixture_of_experts import mixture
 from strategies.layers.operators import Operator, activation, column_linear, norm, residual, row_linear
 from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.state_space.delta_net import delta_net
 from strategies.layers.state_space.mixer import state_space
 from strategies.models.parts import Experts
 
@@ -51,7 +52,8 @@ def _of_blocks(rank: RankShapes, moe: Experts | None) -> list[Operator]:
             there, back = (rank.memory("mixer sum", phase, 3 * rank.element * rank.stream) for phase in ("forward", "backward"))
             operators += [*attention(rank), *state_space(rank, source="qkv input"), Operator((there,), (back,))]
         else:
-            operators += attention(rank) if model.has_attention else state_space(rank)
+            mixers = {"attention": attention, "state_space": state_space, "delta_net": delta_net}
+            operators += mixers[model.mixer](rank)
         operators.append(residual(rank, "attention residual"))
     if model.feed_forward:
         before = norm(rank, "mlp norm", residual=True, source="" if operators else "layer input")

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
+from strategies.models.delta_net import DeltaNet
 from strategies.models.parts import EXPERTS, LAYERS, TOKENS, WIDTH, Experts, Kind, Latent, Layers, Patches, Tokens, Width, unsaid
 from strategies.models.state_space import StateSpace
 from strategies.models.tracing.records import Module
@@ -103,6 +104,11 @@ class ModelFields(Config):
         description="Queries and keys are normed over head_dim (Qwen3); whole: over all heads together (OLMo 2); "
         "unweighted: over head_dim without parameters (Llama 4).",
     )
+    attention_gate: bool = Field(
+        False,
+        exclude_if=unsaid,
+        description="A sigmoid gate per feature, which the query matrix makes too, multiplies attention's result (Qwen3-Next).",
+    )
     embedding_scale: bool = Field(False, exclude_if=unsaid, description="Embedded tokens are multiplied by a number (Gemma).")
     embedding_norm: bool = Field(False, description="A norm follows the embedding (BERT).")
     final_norm: bool = Field(True, description="A norm follows the last layer.")
@@ -139,10 +145,14 @@ class ModelFields(Config):
     state_space: StateSpace | None = Field(
         None, exclude_if=unsaid, description="Mamba-2's mixer, of layers whose `mixer` it is or that have both."
     )
-    mixer: Literal["attention", "state_space", "both", "none"] = Field(
+    delta_net: DeltaNet | None = Field(
+        None, exclude_if=unsaid, description="The gated delta net of layers whose `mixer` it is (Qwen3-Next)."
+    )
+    mixer: Literal["attention", "state_space", "both", "delta_net", "none"] = Field(
         "attention",
         exclude_if=_is_attention,
-        description="What mixes tokens in a layer: attention, the state space, both side by side (Falcon-H1), or nothing.",
+        description="What mixes tokens in a layer: attention, the state space, both side by side (Falcon-H1), the gated delta "
+        "net, or nothing.",
     )
     feed_forward: bool = Field(
         True,
@@ -213,6 +223,10 @@ class ModelFields(Config):
         mixers = {self.mixer, *(kind.mixer for kind in self.kinds)}
         if mixers & {"state_space", "both"} and self.state_space is None:
             yield "mixer=state_space or both needs state_space, its sizes"
+        if "delta_net" in mixers and self.delta_net is None:
+            yield "mixer=delta_net needs delta_net, its sizes"
+        if self.attention_gate and (self.latent or self.family == "encoder_decoder"):
+            yield "attention_gate=True is for ordinary attention of decoders or encoders"
         if (mixers - {None, "attention"} or not self.feed_forward) and (
             self.parallel or self.norms != 2 or self.family != "decoder"
         ):

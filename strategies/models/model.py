@@ -10,9 +10,11 @@ import math
 from functools import cached_property
 from pathlib import Path
 
+from strategies.models.delta_net import DeltaNet
 from strategies.models.fields import ModelFields
 from strategies.models.importers import is_hugging_face, read_hugging_face
 from strategies.models.parts import Matrix
+from strategies.models.state_space import StateSpace
 from strategies.models.tracing.tracer import trace_of
 from topologies.reading import UserError, build, is_there, load_yaml, nearest
 
@@ -77,19 +79,26 @@ class Model(ModelFields):
         return self.mixer in ("attention", "both")
 
     @property
-    def has_state_space(self) -> bool:
-        """Whether a layer has a state-space mixer."""
-        return self.mixer in ("state_space", "both")
+    def recurrence(self) -> StateSpace | DeltaNet | None:
+        """The mixer of a layer that keeps a state in place of all earlier tokens, if it has one."""
+        if self.mixer == "delta_net":
+            return self.delta_net
+        return self.state_space if self.mixer in ("state_space", "both") else None
 
     @property
     def layer_norms(self) -> int:
         """Norms over hidden in one layer."""
         return self.norms - (self.mixer == "none") - (not self.feed_forward)
 
+    @property
+    def query_features(self) -> int:
+        """Results of the query matrix of ordinary attention, its gate among them."""
+        return self.heads * self.head_dim * (1 + self.attention_gate)
+
     def mixer_matrices(self) -> list[Matrix]:
         """Weight matrices of what mixes tokens in one layer."""
         attention = self.attention_matrices() if self.has_attention else []
-        return attention + (self.state_space.matrices(self.hidden) if self.state_space and self.has_state_space else [])
+        return attention + (self.recurrence.matrices(self.hidden) if self.recurrence else [])
 
     def attention_matrices(self) -> list[Matrix]:
         """Weight matrices of the attention of one layer, in the order of the forward pass."""
@@ -97,7 +106,7 @@ class Model(ModelFields):
         output = Matrix("output", heads * self.v_head_dim, self.hidden, self.output_bias, "rows")
         if self.latent is None:
             kv = self.kv_heads * self.head_dim
-            sizes = {"query": width, "key": kv, "value": kv}
+            sizes = {"query": self.query_features, "key": kv, "value": kv}
             return [Matrix(name, self.hidden, size, self.attention_bias, "columns") for name, size in sizes.items()] + [output]
         rank, kv_rank, rope = self.latent.q_rank, self.latent.kv_rank, self.latent.rope_head_dim
         query = [Matrix("query", self.hidden, width, False, "columns")]
@@ -140,8 +149,8 @@ class Model(ModelFields):
         own = self.layer_models[layer]
         norms = (own.layer_norms + own.cross + own.joins) * self.norm_parameters(self.hidden)
         norms += sum(own.qk_norm_sizes) if own.has_attention else 0
-        if own.state_space and own.has_state_space:
-            norms += sum(map(math.prod, own.state_space.vectors))
+        if own.recurrence:
+            norms += sum(map(math.prod, own.recurrence.vectors))
         if self.latent:  # each bottleneck is normed
             norms += self.norm_parameters(self.latent.kv_rank) + self.norm_parameters(self.latent.q_rank or 0)
         return norms + own.heads * own.sinks + sum(matrix.parameters for matrix in self.matrices(layer))
@@ -223,8 +232,8 @@ class Model(ModelFields):
         experts those chosen count. `causal=False` counts QKᵀ and AV in full, as torch.utils.flop_counter does even for causal
         attention; `causal=True` counts half of them where attention is causal, or what lies in the sliding window:
         (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a
-        forward pass. Of a state-space scan Megatron-LM's count is taken. sequence: of the encoder where there are two; the
-        decoder's are `targets`.
+        forward pass. Of state-space scans and delta rules Megatron-LM's count is taken. sequence: of the encoder where there are
+        two; the decoder's are `targets`.
         """
         if self.module is not None:
             return batch * sum(op.flops for op in trace_of(self.module, 1, "bf16").ops if not op.backward)
@@ -240,8 +249,8 @@ class Model(ModelFields):
         weights += self.mtp * tokens * 2 * self.hidden**2
         for own, count in (*self.distinct_layers, (self.layer_models[-1], self.mtp)):
             rows = (self.targets or sequence) if own.family == "decoder" else sequence
-            if own.state_space and own.has_state_space:
-                scans += count * own.state_space.scan_flops(batch * rows)
+            if own.recurrence:
+                scans += count * own.recurrence.scan_flops(batch * rows)
             if not own.has_attention:
                 continue
             pairs = own.visible_pairs(rows) if causal and (own.family == "decoder" or not self.pattern) else rows**2

@@ -115,7 +115,7 @@ class Kind(Config):
     chunk: Tokens | None = Field(None, description="Tokens of a block within which tokens attend to each other; none: all.")
     positions: Literal["rotary", "none"] | None = Field(None, description="Positions of queries and keys.")
     qk_norm: bool | Literal["whole", "unweighted"] = Field(False, description="As in the model.")
-    mixer: Literal["attention", "state_space", "both", "none"] | None = Field(None, description="As in the model.")
+    mixer: Literal["attention", "state_space", "both", "delta_net", "none"] | None = Field(None, description="As in the model.")
     feed_forward: bool | None = Field(None, description="As in the model.")
     dense: bool = Field(False, description="Without the model's experts.")
     cross: bool = Field(False, description="Attention to the encoder's result follows that of the layer.")

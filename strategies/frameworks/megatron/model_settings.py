@@ -113,6 +113,8 @@ _WITHOUT = {
     "pattern": (),
     "classes": 0,
     "state_space": None,
+    "delta_net": None,
+    "attention_gate": False,
 }
 
 

@@ -34,7 +34,21 @@ def attention(rank: RankShapes) -> list[Operator]:
     if rank.kernels.sequences_first and (rank.resolved.attention, rank.cp) == ("flash2", 1):
         core = _sequences_first(rank, core)
     after = row_linear(rank, "attention output", model.heads * model.v_head_dim, model.output_bias)
-    return [*before, *core, *_output(rank, after)]
+    return [*before, *core, *([_gated(rank)] if model.attention_gate else []), *_output(rank, after)]
+
+
+def _gated(rank: RankShapes) -> Operator:
+    """The core's result times a sigmoid of the gate, which are both kept: one compiled kernel (Megatron-LM's _apply_output_gate)
+    or PyTorch's operators, which keep the sigmoid in place of the gate.
+    """
+    size = float(rank.element * rank.tokens * rank.heads * rank.model.head_dim)
+    forward, backward = ((2, 3), (3, 3, 3)) if rank.eager else ((3,), (5,))
+    return Operator(
+        forward=tuple(rank.memory("attention gate", "forward", times * size) for times in forward),
+        input_gradient=tuple(rank.memory("attention gate", "backward", times * size) for times in backward),
+        saved={"attention result": size, "attention gate": size},
+        temporary=2 * size,
+    )
 
 
 def _output(rank: RankShapes, after: Operator) -> list[Operator]:
@@ -56,14 +70,14 @@ def _output(rank: RankShapes, after: Operator) -> list[Operator]:
 def _projections(rank: RankShapes) -> list[Operator]:
     model, dim = rank.model, rank.model.head_dim
     queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
-    outputs = (model.heads + 2 * model.kv_heads) * dim
-    local = (rank.heads + 2 * rank.kv_heads) * dim
-    parts = (rank.heads * dim, rank.kv_heads * dim, rank.kv_heads * dim)
+    outputs = model.query_features + 2 * model.kv_heads * dim
+    parts = (model.query_features // rank.tp, rank.kv_heads * dim, rank.kv_heads * dim)
+    gate = queries * model.attention_gate
     # autograd joins the gradients of queries, keys and values before the one product that takes them
     apart = rank.kernels.compiled or rank.kernels.separate_products
-    joined = () if apart else (2 * rank.element * (queries + 2 * keys),)
+    joined = () if apart else (2 * rank.element * (queries + gate + 2 * keys),)
     operators = [
-        column_linear(rank, "qkv", outputs, model.attention_bias, local, parts=parts),
+        column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), parts=parts),
         Operator(input_gradient=tuple(rank.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:

@@ -43,7 +43,7 @@ def wrapped(model: Model, apart: bool) -> dict[str, list[Wrapped]]:
     """By the label of a product the matrices of a dense layer that it multiplies by. apart: queries, keys, values, gate and up
     are modules of their own.
     """
-    width, shared = model.heads * model.head_dim, model.kv_heads * model.head_dim
+    width, shared = model.query_features, model.kv_heads * model.head_dim
     hidden, ffn = model.hidden, model.ffn
     parts = [Wrapped("linear_q", hidden, width), Wrapped("linear_k", hidden, shared), Wrapped("linear_v", hidden, shared)]
     up = [Wrapped("linear_fc1_gate", hidden, ffn), Wrapped("linear_fc1_up", hidden, ffn)]

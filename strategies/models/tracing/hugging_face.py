@@ -56,7 +56,7 @@ def _check_kernels(file: str, kind: str, data: Mapping[str, Any]) -> None:
         if name in RECURRENT:
             raise UserError(f"{file}: model_type '{name}': {NOT_READ[name]}")
         if name in OTHER_KERNELS:
-            why = "on GPUs its state-space scans run other kernels than its class dispatches here"
+            why = "on GPUs its recurrent layers run other kernels than its class dispatches here"
             raise UserError(f"{file}: model_type '{name}': {why}; without --input the file is read, and they are simulated")
 
 

@@ -229,7 +229,7 @@ def test_layers_that_are_not_alike_are_told_apart(tmp_path: Path) -> None:
     ("kind", "why"),
     [
         ("rwkv", "it has recurrent or state-space layers, whose kernels no profile has measured"),
-        ("qwen3_next", "it has recurrent or state-space layers, whose kernels no profile has measured"),
+        ("recurrent_gemma", "it has recurrent or state-space layers, whose kernels no profile has measured"),
         ("gemma3n", "its per-layer embeddings and alternating updates are not simulated"),
         ("llama9", "no importer reads it"),
         ("my_model", "no importer reads it"),

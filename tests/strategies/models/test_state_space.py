@@ -153,7 +153,7 @@ def test_flops_of_matrices_are_those_of_the_class(name, tmp_path) -> None:
     counts = counter.get_flop_counts()["Global"]
     own = model.state_space
     assert own is not None
-    scans = sum(layer.has_state_space for layer in model.layer_models) * own.scan_flops(batch * tokens)
+    scans = sum(layer.recurrence is not None for layer in model.layer_models) * own.scan_flops(batch * tokens)
     attends = sum(layer.has_attention for layer in model.layer_models)
     scores = 4.0 * attends * batch * model.heads * tokens**2 * model.head_dim
     matrices = sum(flops for op, flops in counts.items() if str(op) in ("aten.mm", "aten.addmm"))

@@ -431,7 +431,7 @@ def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> N
     path = tmp_path / "config.json"
     for kind, name, why in (
         ("rwkv", "RwkvForCausalLM", "it has recurrent or state-space layers"),
-        ("mamba2", "Mamba2ForCausalLM", "on GPUs its state-space scans run other kernels .* without --input the file is read"),
+        ("mamba2", "Mamba2ForCausalLM", "on GPUs its recurrent layers run other kernels .* without --input the file is read"),
     ):
         path.write_text(f'{{"model_type": "{kind}", "architectures": ["{name}"]}}')
         with pytest.raises(UserError, match=f"model_type '{kind}': {why}"):

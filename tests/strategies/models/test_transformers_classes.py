@@ -95,14 +95,19 @@ def test_large_activations_are_traced(tmp_path: Path) -> None:
     assert summarise(simulate(job)).step_seconds > 0
 
 
-@pytest.mark.parametrize("kind", ["qwen3_next", "qwen3_5"])
-def test_loops_over_tokens_are_refused_wherever_they_are(kind: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "why"),
+    [
+        ("qwen3_next", "on GPUs its recurrent layers run other kernels"),
+        ("qwen3_5", "on GPUs its recurrent layers run other kernels"),
+        ("olmo_hybrid", "it has recurrent or state-space layers"),
+    ],
+)
+def test_loops_over_tokens_are_refused_wherever_they_are(kind: str, why: str, tmp_path: Path) -> None:
     """On GPUs these layers are kernels of their own; nested in another model as well as alone."""
     data = {"model_type": kind, "architectures": ["Qwen3NextForCausalLM"]}
     for each in (data, {"model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": data}):
-        with pytest.raises(
-            UserError, match=f"config.json: model_type '{kind}': it has recurrent or state-space layers"
-        ) as caught:
+        with pytest.raises(UserError, match=f"config.json: model_type '{kind}': {why}") as caught:
             traced(tmp_path, each, "64:int64")
         assert "failed while it was made" not in str(caught.value)
 
