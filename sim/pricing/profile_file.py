@@ -89,7 +89,7 @@ def verified(data: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 def yaml_text(data: Mapping[str, Any]) -> str:
     """YAML in the order of the fields."""
-    return dump_yaml(dict(data), Dumper=_Dumper, sort_keys=False, width=130, allow_unicode=True)
+    return dump_yaml(dict(data), Dumper=_Dumper, width=130, allow_unicode=True)
 
 
 class _Dumper(Dumper):

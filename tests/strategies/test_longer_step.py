@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -112,3 +113,12 @@ def test_whatever_follows_is_what_is_played(plan: dict[str, Any], microbatches: 
     follows = one_period_longer(short, long.program)
     if follows is not None:
         assert_equal(follows, long)
+
+
+def test_events_are_not_said_where_something_contends_for_the_first_time_in_the_period() -> None:
+    """Before it, and after it, a period has its own; so what says nothing is as long as a period is."""
+    short, long = steps(6, 1)
+    says_nothing = [
+        one_period_longer(replace(short, contended=short.step * (at + 0.5) / 200), long.program) is None for at in range(200)
+    ]
+    assert sum(says_nothing) / 200 == pytest.approx((long.step - short.step) / short.step, abs=0.01)

@@ -68,3 +68,9 @@ def test_a_profile_that_is_not_as_it_was_written_is_refused(change: Any, refused
 )
 def test_quantities_are_written_with_the_largest_unit_that_fits(value: float, unit: str, text: str) -> None:
     assert quantity(value, unit) == text
+
+
+def test_fields_are_written_in_their_order() -> None:
+    assert yaml_text({"name": "h100", "launch": 1, "copied": {"second": 2, "first": 1}}).split() == (
+        "name: h100 launch: 1 copied: second: 2 first: 1".split()
+    )

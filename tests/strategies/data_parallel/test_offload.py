@@ -169,6 +169,7 @@ def test_out_of_host_memory_is_a_result(played) -> None:
             {"data_parallel": "ddp", "offload": OPTIMIZER},
             "offload.optimizer=cpu needs data_parallel=zero1, zero2 or zero3, not ddp",
         ),
+        ({"data_parallel": "zero2", "offload": {}}, "name what is kept where, such as offload="),
         ({"data_parallel": "zero2", "offload": BOTH}, "offload.parameters=cpu contradicts data_parallel=zero2"),
         (
             {

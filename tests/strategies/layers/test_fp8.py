@@ -10,7 +10,7 @@ from sim.program import Collective, Kernel
 from strategies.layers.fp8 import Fp8Products
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts, saved_tensors
-from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.rank_shapes import RankShapes, accumulation
 from strategies.lowering.lower import lower
 from strategies.predict import predict
 from strategies.read_job import read_job
@@ -268,3 +268,12 @@ def test_a_step_with_ends_in_16_bits_is_between() -> None:
 def test_layers_in_16_bits_are_refused_where_they_say_nothing(plan: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         job(**plan).resolve()
+
+
+def test_plans_that_cast_weights_at_other_times_are_told_apart() -> None:
+    """Bounds price layers once for all plans whose `accumulation` is equal: parts of parameters are cast in each microbatch."""
+    whole, parted = (
+        {"data_parallel": name, "gradient_sync": "last", "accumulation": 4} | MEGATRON for name in ("zero2", "zero3")
+    )
+    assert layer(**whole) != layer(**parted)
+    assert accumulation(job(**whole).resolve()) != accumulation(job(**parted).resolve())

@@ -190,3 +190,12 @@ def test_what_is_no_tie_is_in_the_right_order_in_published_pairs_of_plans() -> N
     right = sum((first[0] < second[0]) == (first[1] < second[1]) for first, second in apart)
     assert len(apart) > 50
     assert right / len(apart) > 0.9
+
+
+def test_what_only_transfers_take_longer_adds_to_the_wait_for_slower_gpus(job: Job) -> None:
+    """GPUs that differ by 10 % are waited for as long when each collective starts later."""
+    gpus = replace(job, variability=0.1)
+    alike, differ, start = Play.of(gpus), Play.of(gpus, expected=True), BY_NAME["collective start"]
+    later = alike.at(start, 3) - alike.seconds
+    assert later > 0.01 * alike.seconds
+    assert differ.at(start, 3) - differ.seconds == pytest.approx(later, rel=0.02)

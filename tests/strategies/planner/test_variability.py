@@ -60,3 +60,4 @@ def test_as_many_steps_as_were_asked_for_are_drawn(monkeypatch: pytest.MonkeyPat
     job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(sequence=1024, global_batch=8))
     monkeypatch.setattr("strategies.planner.variability.AT_ONCE", 8 * 3)  # three samples of 8 ranks
     assert sum(len(steps) for steps in _steps(StepReplay(simulate(job)), 0.02, 0.0, 7, 0)) == 7
+    assert max(len(steps) for steps in _steps(StepReplay(simulate(job)), 0.02, 0.0, 7, 0)) == 3  # no more are held at a time

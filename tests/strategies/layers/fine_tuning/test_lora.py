@@ -234,3 +234,11 @@ def test_sharded_parameters_on_cpus_are_not_simulated_with_adapters() -> None:
     with pytest.raises(UserError, match=r"is not simulated with offload\.parameters"):
         job(**here, offload={"optimizer": "cpu", "parameters": "cpu"}).resolve()
     assert job(**here, offload={"optimizer": "cpu"}).resolve().offload.optimizer == "cpu"
+
+
+@pytest.mark.parametrize("fields", [{"lora": QV}, {"freeze": {"layers": 1}}], ids=["adapters", "frozen"])
+def test_a_layer_of_which_gradients_are_spared_runs_forward_whole(fields: dict[str, Any]) -> None:
+    """Only adapters add FLOPs: of rank r on a matrix of m × n, r·(m + n)/(m·n) of its own."""
+    ours, trained = (parts(asked.model, asked.resolve()).layer(0) for asked in (job(**fields), job()))
+    assert ours.model_flops < trained.model_flops
+    assert trained.forward_flops <= ours.forward_flops < 1.002 * trained.forward_flops
