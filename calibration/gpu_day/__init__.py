@@ -1,17 +1,20 @@
 """Everything that a real GPU can tell, in order of value, in one folder: `make gpu`.
 
 Each stage is a command of its own with a time limit, so that a crash of one costs only that one. What is done is not done again:
-the same call goes on where it was, also with what a stage itself had kept (samples of a calibration).
+the same call goes on where it was, also with what a stage itself had kept (samples of a calibration). A
+folder is at work for one call at a time: a stage that has outlived its call, as when that was killed, still counts.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +23,7 @@ from calibration.gpu_day.stages import Stage
 from topologies.documents.writing import write_whole
 from topologies.reading import UserError, load_text, parse_document
 
-STATE = "state.json"
+STATE, LOCK = "state.json", "lock"
 ROOT = Path(__file__).parents[__name__.count(".") + 1]  # where this package is imported from
 START = "import shardyard; shardyard.command_line()"
 LEAST = 5.0  # seconds that a stage is worth starting for
@@ -43,6 +46,22 @@ def run(stages: Sequence[Stage], folder: Path, seconds: float, hear: Hear) -> li
     whose command differs from the one that was done is done anew.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    with _alone(folder) as lock:
+        return _run(stages, folder, seconds, hear, lock)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[int]:
+    """Hold the folder, and let stages hold it with what is yielded. Raises UserError where somebody does."""
+    with (folder / LOCK).open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise UserError(f"{folder}: another call, or a stage that one has left behind, is still at work in it") from None
+        yield file.fileno()
+
+
+def _run(stages: Sequence[Stage], folder: Path, seconds: float, hear: Hear, lock: int) -> list[Done]:
     done = read_state(folder)
     until = time.monotonic() + seconds
     for stage in stages:
@@ -57,7 +76,7 @@ def run(stages: Sequence[Stage], folder: Path, seconds: float, hear: Hear) -> li
         if left < LEAST:
             hear(f"{stage.name}: no time left")
             continue
-        done[stage.name] = _ended(stage, folder, min(stage.seconds, left))
+        done[stage.name] = _ended(stage, folder, min(stage.seconds, left), lock)
         hear(f"{stage.name}: {done[stage.name].ended} ({done[stage.name].seconds:.0f} s)")
         write_whole(folder / STATE, json.dumps([asdict(each) for each in done.values()], indent=1) + "\n")
     return [done[stage.name] for stage in stages if stage.name in done]
@@ -75,8 +94,8 @@ def read_state(folder: Path) -> dict[str, Done]:
     return {each.name: each for each in read}
 
 
-def _ended(stage: Stage, folder: Path, seconds: float) -> Done:
-    """Run one stage; what it prints goes to a file of its name."""
+def _ended(stage: Stage, folder: Path, seconds: float, lock: int) -> Done:
+    """Run one stage; what it prints goes to a file of its name, and as long as it runs the folder is locked."""
     log = folder / "logs" / f"{stage.slug}.txt"
     log.parent.mkdir(exist_ok=True)
     start = time.monotonic()
@@ -84,7 +103,7 @@ def _ended(stage: Stage, folder: Path, seconds: float) -> Done:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
         command = [sys.executable, "-c", START, *stage.command]
         process = subprocess.Popen(
-            command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stdout=out, stderr=subprocess.STDOUT
+            command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stdout=out, stderr=subprocess.STDOUT, pass_fds=(lock,)
         )
         try:
             code = process.wait(timeout=seconds)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import click
@@ -20,6 +22,7 @@ from sim.pricing.profile_file import yaml_text
 from topologies.documents.writing import write_whole
 from topologies.reading import UserError
 
+ENDING = (signal.SIGTERM, signal.SIGHUP)  # of a scheduler whose time is over, and of a connection that is lost
 SAID = (("nvidia-smi.txt", ("nvidia-smi", "-q")), ("topology.txt", ("nvidia-smi", "topo", "-m")))
 
 
@@ -29,6 +32,9 @@ SAID = (("nvidia-smi.txt", ("nvidia-smi", "-q")), ("topology.txt", ("nvidia-smi"
 @click.option("--devices", default=0, help="How many GPUs (or cores); by default all that torch finds.")
 def main(output: Path, minutes: float, devices: int) -> None:
     """Measure this machine's GPUs, execute every strategy, and compare with predictions. Interrupted, it goes on."""
+    for number in ENDING:
+        if signal.getsignal(number) == signal.SIG_DFL:  # not with nohup
+            signal.signal(number, _end)
     try:
         kind = find_device()
         here = device(kind)
@@ -48,6 +54,11 @@ def main(output: Path, minutes: float, devices: int) -> None:
         click.echo(f"error: {error}", err=True)
         sys.exit(2)
     click.echo(f"wrote {output / 'README.md'}")
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    """As Ctrl-C does: the stage that runs is ended, and keeps what it has."""
+    sys.exit(128 + number)
 
 
 def _ask(output: Path) -> None:

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -50,6 +55,44 @@ def test_when_the_time_is_over_nothing_begins_and_what_runs_is_ended(tmp_path: P
     long = Stage("long", ("validate", "--only", "DDP", "--seconds", "3000"), 6.0)
     (ended,) = run([long], tmp_path, 60.0, said.append)
     assert ended.ended == "out of time"
+
+
+def test_a_folder_is_at_work_for_one_call_at_a_time(tmp_path: Path) -> None:
+    """Also while a stage runs that has outlived its call: it holds the lock itself."""
+    held: list[str] = []
+
+    def hear(line: str) -> None:
+        with pytest.raises(UserError, match="still at work in it"):
+            run([VERSION], tmp_path, 60.0, lambda _: None)
+        held.append(line)
+
+    run([VERSION], tmp_path, 60.0, hear)
+    assert len(held) == 1
+    assert run([VERSION], tmp_path, 60.0, lambda _: None)[0].ended == "done"
+
+
+def test_a_day_that_is_killed_in_the_middle_ends_its_stage_and_goes_on(tmp_path: Path) -> None:
+    """SIGTERM, as of a scheduler, in the first stage, a calibration: its ranks end, and the samples are gone on with."""
+    pytest.importorskip("torch")
+    command = [sys.executable, "-m", "calibration.gpu_day", "--output", str(tmp_path), "--minutes", "2", "--devices", "1"]
+    samples = tmp_path / "quick-profile.samples.jsonl"
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        until = time.monotonic() + 90
+        while not samples.exists() or samples.read_bytes().count(b"\n") < 4:
+            assert first.poll() is None
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(timeout=60) == 128 + signal.SIGTERM
+    finally:
+        first.kill()
+    before = samples.read_text()
+    (again,) = run([replace(stages("cpu", 1)[0], seconds=15.0)], tmp_path, 60.0, lambda _: None)  # nobody holds the folder
+    assert again.ended == "out of time"
+    after = samples.read_text()
+    assert after.startswith(before[: before.rindex("\n")])
+    assert len(after) > len(before)
 
 
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:
