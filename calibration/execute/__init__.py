@@ -27,7 +27,7 @@ class Execution:
     ranks: int
     compared: dict[str, Any]  # distances from one process on the same data
     times: dict[str, Any] | None
-    memory: dict[int, float]  # by pipeline rank, the peak of the rank with most
+    memory: dict[int, float]  # by pipeline rank, the peak of the rank with most; none where it cannot be followed
     volume: dict[str, float]  # by axis, sent in a step by the rank that sends most
     wire: dict[str, float] | None  # by axis: bytes that gloo's algorithms put on the wire
     operations: list[dict[str, Any]]  # of rank 0
@@ -128,6 +128,8 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
     first = ranks[0]
     memory: dict[int, float] = {}
     for rank in ranks:
+        if rank["memory"] is None:
+            continue
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
     layers = "one process does not hold the model: the first step was compared with one that has a layer at a time"
     said = (crowded(len(ranks), device), layers if first["compared"]["streamed"] else None)

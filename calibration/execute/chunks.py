@@ -94,6 +94,9 @@ def chunks(setup: Setup) -> list[Chunk]:
         net = _transformer(setup, layers, number == 0, number == len(stages) - 1, shared(setup))
         result.append(Chunk(number, first, net))
     for chunk in result:
+        if setup.plan.kernel_set.compiled:  # layer by layer, in place, as torchtitan does; embedding, head and loss are not
+            for layer in chunk.net.layers:
+                layer.compile()
         if setup.plan.ep > 1:
             chunk.cut |= dict.fromkeys(_routed(chunk.net), (setup.mesh["ep"], (Shard(0),)))
         if setup.plan.tp > 1:

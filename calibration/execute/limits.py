@@ -79,6 +79,9 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
 EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framework
 
 
+EXECUTED_KERNELS = ("torch", "compiled")  # operator by operator, or each layer by torch.compile
+
+
 def check_model(model: Model) -> None:
     """Raise UserError for a model that is not a plain decoder or encoder such as GPT-2, Llama or BERT."""
     for field, value in PLAIN.items():
@@ -97,9 +100,10 @@ def ready(job: Job, emulated: bool = False) -> Job:
 
     Raises UserError for what cannot be executed.
     """
-    if "kernels" in job.plan.model_fields_set and job.plan.kernels != "torch":
-        raise UserError(f"{job.where}: kernels={job.plan.kernels} is simulated only: PyTorch executes kernels=torch")
-    changed: dict[str, object] = {"kernels": "torch"}
+    kernels = job.plan.kernels if "kernels" in job.plan.model_fields_set else EXECUTED_KERNELS[0]
+    if kernels not in EXECUTED_KERNELS:
+        raise UserError(f"{job.where}: kernels={kernels} is simulated only: PyTorch executes {' and '.join(EXECUTED_KERNELS)}")
+    changed: dict[str, object] = {"kernels": kernels}
     if blocking(job):
         changed["overlap"] = False
     given, asked = job.plan.model_fields_set, job.plan.overlap
@@ -152,6 +156,7 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield "packing: documents of unequal lengths are simulated only"
     yield from _of_fields(plan)
     yield from _of_schedule(plan, resolved)
+    yield from _of_compilation(job)
     yield from _of_context(job)
     yield from _of_experts(job, resolved)
     yield from _of_effects(job)
@@ -171,6 +176,18 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():
         yield f"{resolved.grid.world} processes on {len(available_cores())} cores"
+
+
+def _of_compilation(job: Job) -> Iterator[str]:
+    """What torch.compile would take apart, or do in another way than one process that is not compiled."""
+    plan = job.plan
+    if not plan.kernel_set.compiled:
+        return
+    for axis, degree in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)):
+        if degree > 1:
+            yield f"kernels={plan.kernels} with {axis}={degree}: collectives inside of a layer are not compiled"
+    if dropped(job):
+        yield f"kernels={plan.kernels} with dropout: compiled layers draw other numbers; set plan.dropout=false"
 
 
 def _of_context(job: Job) -> Iterator[str]:

@@ -35,6 +35,8 @@ ZRO = "zero_redundancy_optimizer"
 Case = tuple[str, dict[str, Any]]  # what is said of it; model, cluster, node, plan, job where they are not the usual ones
 CASES: list[Case] = [
     ("kernels of other frameworks", {"plan": {"kernels": "megatron"}}),
+    ("compiled layers with collectives inside", {"plan": {"kernels": "compiled", "tp": 2}}),
+    ("compiled layers with dropout", {"plan": {"kernels": "compiled", "dropout": True}}),
     ("dropout by cp ranks", {"plan": {"cp": 2, "dropout": True}}),
     ("local steps of cp ranks", {"plan": {"cp": 2, "data_parallel": "local_sgd", "local_steps": 2}}),
     ("replicas of cp ranks", {"node": {"gpus": 8}, "plan": {"cp": 2, "data_parallel": "zero3", "shard": 2}}),
