@@ -232,7 +232,7 @@ def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):
 @pytest.mark.parametrize(
     ("plan", "reason"),
     [
-        ({"cp": 2}, "cp=2: PyTorch's context parallelism"),
+        ({"cp": 2, "dropout": True}, "each rank drops of its own tokens"),
         ({"recompute": "selective"}, "recompute=selective"),
         ({"algorithm": "tree"}, "algorithm=tree: gloo has one"),
         ({"dropout": True, "tp": 2}, "plan.dropout=false"),
