@@ -276,6 +276,8 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
     if plan.pp > 1 and not plan.overlap_p2p:
         yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
+    if plan.offload is not None:
+        yield "offload: FSDP2 offloads parameters, gradients and states together, and cores have no other memory to offload to"
     for field in sorted(set(type(plan).model_fields) - EXECUTED):
         if getattr(plan, field) != type(plan).model_fields[field].default:
             yield f"{field}={getattr(plan, field)} is simulated only"
