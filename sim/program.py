@@ -57,6 +57,7 @@ class Kernel:
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
     ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
     kept: float = 0.0  # of a weight's gradient in the second half of a split backward pass: bytes of its output's, kept till then
+    calls: str = ""  # what the host does around its launch besides: a name in sim/pricing/op_costs.py:CALLS
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,15 @@ from topologies.links.topology import Topology, gpu_kind, is_unequal
 
 SPLIT = "pp/weight_gradient"  # what stands in a profile's `wrapping` for the second half of a split backward pass
 REMEMBERED = 4096  # prices of runs of items
+# Host seconds of what Python modules do besides launching: medians of seven rounds of 2,000 calls on a server's CPU (AMD EPYC,
+# torch 2.13). Generators were the CPU's; a GPU's, too, has its state in the host's memory (ATen's CUDAGeneratorImpl).
+CALLS = {
+    # two states got and two set around a random kernel, in a context manager (megatron/mpu/random.py, CudaRNGStatesTracker.fork)
+    "generator fork": 4.7e-6,
+    # an autograd function that keeps and restores generators and runs autograd inside of itself (CheckpointFunction there and in
+    # deepspeed/runtime/activation_checkpointing): 87 us around one product, of which 26 and 5 are its passes and its repetition
+    "checkpoint": 56e-6,
+}
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
 
@@ -117,13 +126,16 @@ class OpCosts(CollectiveCosts):
 
     def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
         """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
-        and to a list a view and a copy per piece. And to that of a weight's gradient by itself: a call of autograd.
+        and to a list a view and a copy per piece. To that of a weight's gradient by itself a call of autograd; and what a
+        framework's modules do around a kernel (`CALLS`).
         """
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel) and work.kept:
             measured = profile.wrapping.get(SPLIT)
             return on_grid(measured.seconds(work.kept)) if measured else 0.0
+        if isinstance(work, Kernel) and work.calls:
+            return on_grid(CALLS[work.calls] * self.program.turns)
         if not isinstance(work, Collective):
             return 0.0
         measured = profile.wrapping.get(f"{work.axis}/{work.operation}")

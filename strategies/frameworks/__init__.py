@@ -57,6 +57,7 @@ class KernelSet:
     adds_qkv_bias: ClassVar[bool] = False  # the bias of queries, keys and values is added by a kernel of its own
     scales_score_gradients: ClassVar[bool] = False  # gradients of scaled scores are scaled by kernels of their own
     small_kernels: ClassVar[bool] = False  # batches, masks and losses take many kernels of few bytes
+    tracks_generators: ClassVar[bool] = False  # attention's dropout has a generator of its own; checkpoints restore all of them
     softmax_rows: ClassVar[int] = 1  # rows that the fused softmax takes at a time; other numbers are left to PyTorch
 
     separate_products: bool = False  # queries, keys, values, gate and up are products of their own

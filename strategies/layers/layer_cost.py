@@ -92,7 +92,7 @@ def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recomput
     gradient = rank.element * rank.stream  # of the residual stream, on its way from part to part
     every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
     trunk = operators[:-1] if name == "head" and rank.model.head else operators
-    repeated = gather + tuple(_recomputed(item) for item in _chained(again, "forward"))
+    repeated = gather + _checkpointed(tuple(_recomputed(item) for item in _chained(again, "forward")), rank)
     back = operators[::-1]
     weights = _chained(back, "weight_gradient")
     inputs = [_held(operator.weight_gradient, rank) for operator in trunk]
@@ -217,6 +217,15 @@ def _held(weights: Items, rank: RankShapes) -> float:
 
 def _recomputed(item: Item) -> Item:
     return replace(item, phase="recompute") if isinstance(item, Kernel) else item
+
+
+def _checkpointed(repeated: Items, rank: RankShapes) -> Items:
+    """Forward work that is done again, before whose first kernel the host may restore generators."""
+    if not rank.kernels.tracks_generators:
+        return repeated
+    first = next((number for number, item in enumerate(repeated) if isinstance(item, Kernel)), len(repeated))
+    called = (replace(item, calls="checkpoint") for item in repeated[first : first + 1] if isinstance(item, Kernel))
+    return (*repeated[:first], *called, *repeated[first + 1 :])
 
 
 @lru_cache(maxsize=64)

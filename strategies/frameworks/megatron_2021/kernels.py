@@ -1,7 +1,8 @@
 """Megatron-LM before Transformer Engine (2020 to 2022), with Apex's layernorm and cuBLAS before CUDA 11.7.
 
 The bias of queries, keys and values is added, and gradients of scaled scores are scaled, by kernels of their own
-(megatron/model/transformer.py); so is every step of the loss (megatron/mpu/cross_entropy.py).
+(megatron/model/transformer.py); so is every step of the loss (megatron/mpu/cross_entropy.py). The host forks a generator for
+attention's dropout, and restores generators when it recomputes (megatron/mpu/random.py).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ class Megatron2021(KernelSet):
     """`kernels: apex` in a plan."""
 
     options: Megatron2021Options = Megatron2021Options.model_validate({})
-    early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = True
+    early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = tracks_generators = True
     softmax_rows = 4
 
     def __init__(self, options: Options | None = None) -> None:

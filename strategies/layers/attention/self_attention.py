@@ -255,10 +255,11 @@ def _relative(rank: RankShapes, scores: int) -> Operator:
 
 
 def _dropped(rank: RankShapes, scores: int) -> Operator:
-    """Dropout of so many probabilities, by PyTorch."""
+    """Dropout of so many probabilities, by PyTorch, of which each tp rank may draw its own."""
     moved = (2 * rank.element + 1) * scores
+    fork = "generator fork" if rank.kernels.tracks_generators else ""
     return Operator(
-        forward=(replace(rank.memory("attention dropout", "forward", moved), variant="dropout"),),
+        forward=(replace(rank.memory("attention dropout", "forward", moved), variant="dropout", calls=fork),),
         input_gradient=(rank.memory("attention dropout", "backward", moved),),
         modules=CORE,
         inner={"attention dropout mask": scores, "dropped probabilities": rank.element * scores},

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 
+from sim.pricing.op_costs import CALLS
 from sim.program import Block, Kernel
+from strategies.layers.layer_cost import joined
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
+from strategies.predict import played
 from tests.strategies.layers.conftest import GPT, kernels, resolved
 
 
@@ -66,3 +69,43 @@ def test_alibi_is_written_to_every_score_and_read_by_the_product(toy_job) -> Non
         assert product[1][0] - product[0][0] == 2 * 2 * 32 * 32
         assert [item.bytes for item in getattr(with_it, direction) if item.label == "alibi"] == [2 * 2 * 32 * 32]
     assert jobs[0].model.parameters == jobs[1].model.parameters
+
+
+@pytest.mark.parametrize(("recompute", "checkpoints", "forks"), [("none", 0, 1), ("full", 1, 2), ("selective", 1, 2)])
+def test_the_host_forks_generators_for_dropout_and_restores_them_in_checkpoints(
+    recompute: str, checkpoints: int, forks: int
+) -> None:
+    """megatron/mpu/random.py: a fork around attention's dropout, also when it is repeated, and a call of a checkpoint's function;
+    frameworks whose host is not described so have none.
+    """
+    model = Model(**GPT | {"attention_dropout": True})
+    fields = {"attention": "materialised", "recompute": recompute}
+    layer = parts(model, resolved(model, kernels="apex", **fields)).layer(0)
+    called = [item.calls for item in (*layer.forward, *layer.backward) if isinstance(item, Kernel) and item.calls]
+    assert [called.count(name) for name in ("checkpoint", "generator fork")] == [checkpoints, forks]
+    other = parts(model, resolved(model, **fields)).layer(0)
+    assert not any(item.calls for item in (*other.forward, *other.backward) if isinstance(item, Kernel))
+
+
+def test_layers_that_are_recomputed_together_are_one_checkpoint() -> None:
+    """Of three layers that keep the first one's input, the function is called once; dropout forks six times."""
+    model = Model(**GPT | {"attention_dropout": True})
+    layer = parts(model, resolved(model, kernels="apex", attention="materialised", recompute="full")).layer(0)
+    both = joined((layer, layer, layer))
+    called = [item.calls for item in (*both.forward, *both.backward) if isinstance(item, Kernel) and item.calls]
+    assert [called.count(name) for name in ("checkpoint", "generator fork")] == [1, 6]
+
+
+def test_a_host_that_restores_generators_launches_later(toy_job) -> None:
+    """Two layers, fully recomputed, each a checkpoint and two forks: the host of a block takes them beside its launches."""
+    job = toy_job(gpus=1, model={"attention_dropout": True}, kernels="apex", attention="materialised", recompute="full")
+    costs = played(job).op_costs
+    blocks = [op.work for op in costs.program.cohorts[0].ops if isinstance(op.work, Block)]
+    called = 0.0
+    for block in blocks:
+        each = costs.prices.profile.launching(True)
+        calls = sum(times * CALLS[item.calls] for times, item in block.items() if isinstance(item, Kernel) and item.calls)
+        assert costs.block(block, 0).host == pytest.approx(each * sum(times for times, _ in block.items()) + calls, abs=1e-9)
+        called += calls
+    layers = job.model.layers
+    assert called == pytest.approx(layers * (CALLS["checkpoint"] + 2 * CALLS["generator fork"]))
