@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+LINE = 38  # letters of a name on one line
+
 
 @figure("comparison")
 def comparison(summaries: Mapping[str, Summary]) -> Figure:
@@ -21,11 +24,12 @@ def comparison(summaries: Mapping[str, Summary]) -> Figure:
     from matplotlib.patches import Patch
 
     runs = list(summaries.values())
-    drawn = Figure(figsize=(12, 2.2 + 0.42 * len(runs)), layout="constrained")
+    names = [broken(name) for name in summaries]
+    drawn = Figure(figsize=(12, 2.2 + sum(max(0.42, 0.17 * (1 + name.count("\n"))) for name in names)), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(3, 2), sharey=True)
     shown = _steps(left, runs)
     kinds = _peaks(right, runs)
-    left.set_yticks(range(len(runs)), list(summaries))
+    left.set_yticks(range(len(runs)), names)
     left.invert_yaxis()
     for ax in (left, right):
         ax.tick_params(axis="y", length=0)
@@ -34,6 +38,16 @@ def comparison(summaries: Mapping[str, Summary]) -> Figure:
     blocks = [Patch(facecolor=MEMORY[kind], edgecolor=DARK, linewidth=0.5, label=kind) for kind in kinds]
     drawn.legend(handles=blocks, loc="outside lower right", ncols=4, fontsize=8.5)
     return drawn
+
+
+def broken(name: str) -> str:
+    """A long name on several lines, which end behind commas and spaces where they can."""
+    lines = [""]
+    for word in re.findall(r"[^, ]+[, ]*", name):
+        if lines[-1] and len(lines[-1]) + len(word.rstrip()) > LINE:
+            lines.append("")
+        lines[-1] += word
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _steps(ax: Axes, runs: list[Summary]) -> list[str]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from reports.figures import BLUE, DARK, GREY, ORANGE, figure
+from reports.figures import BLUE, DARK, GREY, ORANGE, figure, log_ticks
+from reports.formatting import digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 NAMED = 10  # labels of one panel at most
+LETTER = 0.075  # inches of a label's letter
+FAR = 4.0  # times as many days as the least, from which on their axis is logarithmic
 
 
 class Plan(NamedTuple):
@@ -42,16 +45,17 @@ def pareto(data: Front) -> Figure:
     apart = max(ratio) > 1.0001 * min(ratio)  # on the same GPUs cost is time
     drawn = Figure(figsize=(12, 4.4) if apart else (9, 4.2), layout="constrained")
     panels = drawn.subplots(1, 2, squeeze=False)[0] if apart else [drawn.subplots()]
+    letter = LETTER * len(panels) / (0.9 * drawn.get_figwidth())
     if apart:
-        _panel(panels[0], data.plans, [plan.spent for plan in data.plans], f"{data.money} for {data.tokens}")
-    _panel(panels[-1], data.plans, [plan.memory / 1e9 for plan in data.plans], "peak memory of the fullest GPU (GB)")
+        _panel(panels[0], data.plans, [plan.spent for plan in data.plans], f"{data.money} for {data.tokens}", letter)
+    _panel(panels[-1], data.plans, [plan.memory / 1e9 for plan in data.plans], "peak memory of the fullest GPU (GB)", letter)
     for ax in panels:
         ax.set_xlabel(f"days for {data.tokens}")
     panels[0].set_title(f"{len(data.plans):,} plans that fit; blue: nothing is better in time, cost and memory at once")
     return drawn
 
 
-def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str) -> None:
+def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str, letter: float) -> None:
     """Dots, the frontier of the two numbers as a line, the names of those on it."""
     ax.scatter([plan.days for plan in plans], heights, s=12, color=GREY, linewidths=0, zorder=1)
     best: list[tuple[float, float, str]] = []
@@ -64,20 +68,26 @@ def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str
     ax.scatter(*best[0][:2], s=130, marker="*", color=ORANGE, edgecolors=DARK, linewidths=0.6, zorder=3)
     ax.set(ylabel=label, ylim=(0, 1.12 * max(heights)))
     low, high = min(plan.days for plan in plans), max(plan.days for plan in plans)
-    ax.set_xlim(low - 0.03 * (high - low or low), high + 0.03 * (high - low or low))
-    _named(ax, best)
+    if high > FAR * low:
+        ax.set_xscale("log")
+        margin = (high / low) ** 0.03
+        ax.set_xlim(low / margin, high * margin)
+        log_ticks(ax.xaxis, low, high, digits)
+    else:
+        ax.set_xlim(low - 0.03 * (high - low or low), high + 0.03 * (high - low or low))
+    _named(ax, best, letter)
 
 
-def _named(ax: Axes, best: Sequence[tuple[float, float, str]]) -> None:
-    """Names where there is room for them: from the left, none over another."""
-    lines: list[tuple[float, float]] = []
-    (left, right), (low, high) = ax.get_xlim(), ax.get_ylim()
+def _named(ax: Axes, best: Sequence[tuple[float, float, str]], letter: float) -> None:
+    """Names where there is room for them: from the left, none over another. letter: its width, as a part of the panel's."""
+    there: list[tuple[float, float, float]] = []  # from, to, height
     for days, height, name in best:
-        x, y = (days - left) / (right - left), (height - low) / (high - low)
-        if len(lines) == NAMED or any(abs(y - other) < 0.055 and abs(x - at) < 0.0095 * len(name) for at, other in lines):
-            continue
-        lines.append((x, y))
+        x, y = ax.transAxes.inverted().transform(ax.transData.transform((days, height)))
         side = "left" if x < 0.6 else "right"
+        begin, end = (x, x + letter * len(name)) if side == "left" else (x - letter * len(name), x)
+        if len(there) == NAMED or any(abs(y - at) < 0.055 and begin < last and first < end for first, last, at in there):
+            continue
+        there.append((begin, end, y))
         ax.annotate(
             name,
             (days, height),

@@ -36,6 +36,7 @@ def staleness(answers: Mapping[str, Answer]) -> Figure:
     left.set(ylabel="gradients per second, all workers")
     left.set_title("Dashed: what the servers let through at most", fontsize=10)
     right.set(xlabel="updates that a gradient missed", ylabel="gradients that missed at most so many (%)", ylim=(0, 103))
+    right.set_xlim(left=-0.3, right=max(1.0, right.get_xlim()[1]))  # where nothing is missed the line is at 0
     right.xaxis.get_major_locator().set_params(integer=True)
     right.set_title("Staleness of gradients")
     right.legend(fontsize=9)

@@ -15,13 +15,14 @@ from PIL import Image
 
 from reports.figures import COLOURS, MEMORY, PALE, figures, time_unit
 from reports.figures.breakdown import breakdown
-from reports.figures.comparison import comparison
+from reports.figures.comparison import broken, comparison
 from reports.figures.curve import Curve, curve
 from reports.figures.film import FRAMES
 from reports.figures.gantt import gantt
 from reports.figures.growth import Growth, growth
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
+from reports.figures.pareto import Front, Plan, pareto
 from reports.figures.rounds import STEPS, rounds
 from reports.figures.staleness import staleness
 from reports.figures.steps import steps
@@ -277,3 +278,26 @@ def test_a_curve_is_whole_and_its_ticks_are_what_was_asked() -> None:
     assert ax.get_ylim() == (0, pytest.approx(1.12 * 11_000))
     assert [label.get_text() for label in ax.get_xticklabels()] == ["2", "4", "32"]
     assert ax.get_xscale() == "log"
+
+
+def test_long_names_of_runs_are_broken_at_commas() -> None:
+    name = "plan.data_parallel=zero1,plan.tp=8,plan.pp=2,plan.sequence_parallel=true,plan.recompute=none"
+    assert broken(name).split("\n") == [
+        "plan.data_parallel=zero1,plan.tp=8,",
+        "plan.pp=2,plan.sequence_parallel=true,",
+        "plan.recompute=none",
+    ]
+    assert broken("ZeRO-3 (FSDP), microbatch 2") == "ZeRO-3 (FSDP), microbatch 2"
+
+
+@pytest.mark.parametrize(("slowest", "scale"), [(3.0, "linear"), (40.0, "log")])
+def test_days_far_apart_are_on_a_logarithmic_axis(slowest: float, scale: str) -> None:
+    """And no name is over another."""
+    plans = [Plan(f"a plan with a long name {days}", days, days, 90 - days, True) for days in (1.0, 1.2, 2.0, slowest)]
+    drawn = pareto.figure(Front(plans, "10¹² tokens", "$", 80e9))
+    (ax,) = drawn.axes
+    assert ax.get_xscale() == scale
+    drawn.canvas.draw()
+    boxes = [text.get_window_extent() for text in ax.texts]
+    assert boxes
+    assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
