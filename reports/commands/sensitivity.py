@@ -24,7 +24,7 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     """Which price moves the answer: the step with each price lower and higher, the strongest first."""
     from math import exp
 
-    from strategies.planner.sensitivity import PRICES, Play
+    from strategies.planner.sensitivity import PRICES, Play, kernels_of
     from strategies.planner.uncertainty import spreads
     from topologies.reading import UserError
 
@@ -32,8 +32,9 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
         raise UserError(f"--by {by}: must be more than 0 and at most 10")
     asked = job_with_found_plan(job, **given)
     play = Play.of(asked, expected=True)
+    longest = play.timelines[-1]
     factors = (
-        {name: exp(sigma) for name, sigma in spreads(play.timelines[-1]).items()}
+        {name: exp(sigma) for name, sigma in spreads(longest, kernels_of(longest)).items()}
         if spread
         else {price.name: 1 + by for price in PRICES}
     )

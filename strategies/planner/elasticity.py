@@ -11,25 +11,13 @@ from collections.abc import Mapping
 
 from sim.analysis.link_load import link_kinds
 from sim.engine.player import run
-from sim.program import Block, Kernel
+from sim.program import Kernel
 from sim.replay.repriced import repriced
 from sim.timeline import Timeline
 from strategies.planner.sensitivity import Price, relevant, scaled
 from topologies.links.impaired import nominal
 
 STEP = 1.1  # factor by which a price is moved
-
-
-def kernels_of(timeline: Timeline) -> dict[Kernel, float]:
-    """Seconds that each distinct kernel takes in a step, on all lanes together."""
-    seconds: dict[Kernel, float] = {}
-    for lane, _, op, times in timeline.distinct:
-        if isinstance(op.work, Block):
-            prices = timeline.prices(lane)
-            for repeat, item in op.work.items():
-                if isinstance(item, Kernel):
-                    seconds[item] = seconds.get(item, 0.0) + times * repeat * prices.seconds(item)
-    return seconds
 
 
 def paid(timeline: Timeline, kernels: Mapping[Kernel, float]) -> dict[str, Price]:

@@ -8,7 +8,6 @@ as `strategies.planner.whatif`) chooses them anew, because a library would.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
@@ -24,7 +23,6 @@ from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from sim.pricing.transfers.protocols import LinkPrice
-    from sim.program import Program
     from sim.timeline import Timeline
     from strategies.job import Job
 
@@ -174,11 +172,6 @@ class Play:
         return cls(job, prices_of(job), expected)
 
     @property
-    def program(self) -> Program:
-        """Of the longest step that is played."""
-        return self.programs[-1][1]
-
-    @property
     def seconds(self) -> float:
         """Seconds of a step under the job's own prices."""
         return self._total(self._base)
@@ -225,7 +218,7 @@ class Play:
     def relevant(self) -> Iterable[Price]:
         """Prices of which the program has something to pay."""
         kinds = {kind for timeline in self.timelines for kind in link_kinds(timeline)}
-        return relevant(kernel_seconds(self.program, self.prices), kinds)
+        return relevant(kernels_of(self.timelines[-1]), kinds)
 
 
 def relevant(kernels: Iterable[Kernel], links: Collection[str]) -> Iterator[Price]:
@@ -260,12 +253,13 @@ def _with(job: Job, microbatches: int) -> Job:
     return replace(job, plan=job.plan.model_copy(update={"global_batch": None, "accumulation": microbatches}))
 
 
-def kernel_seconds(program: Program, prices: Prices) -> dict[Kernel, float]:
-    """Seconds that each distinct kernel takes in a step, on all cohorts together."""
-    result: dict[Kernel, float] = {}
-    times = Counter(op.work for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block))
-    for block, count in times.items():
-        for repeat, item in block.items():
-            if isinstance(item, Kernel):
-                result[item] = result.get(item, 0.0) + count * repeat * prices.seconds(item)
-    return result
+def kernels_of(timeline: Timeline) -> dict[Kernel, float]:
+    """Seconds that each distinct kernel takes in a step, on all lanes together."""
+    seconds: dict[Kernel, float] = {}
+    for lane, _, op, times in timeline.distinct:
+        if isinstance(op.work, Block):
+            prices = timeline.prices(lane)
+            for repeat, item in op.work.items():
+                if isinstance(item, Kernel):
+                    seconds[item] = seconds.get(item, 0.0) + times * repeat * prices.seconds(item)
+    return seconds

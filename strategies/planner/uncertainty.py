@@ -29,8 +29,8 @@ from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
 from sim.program import Kernel
 from sim.timeline import Timeline
-from strategies.planner.elasticity import elasticities, kernels_of, paid
-from strategies.planner.sensitivity import group_of
+from strategies.planner.elasticity import elasticities, paid
+from strategies.planner.sensitivity import group_of, kernels_of
 from strategies.predict import played
 
 if TYPE_CHECKING:
@@ -96,9 +96,10 @@ def tied(first: float, second: float) -> bool:
     return max(first, second) < (1 + TIE) * min(first, second)
 
 
-def spreads(timeline: Timeline) -> dict[str, float]:
-    """σ of each group of prices that the step pays; `clock` is what matrix products and attention share."""
-    kernels = kernels_of(timeline)
+def spreads(timeline: Timeline, kernels: Mapping[Kernel, float]) -> dict[str, float]:
+    """σ of each group of prices that the step pays; `clock` is what matrix products and attention share. kernels: seconds of each
+    in the step (`strategies.planner.sensitivity.kernels_of`).
+    """
     profile = timeline.op_costs.prices.profile
     links = profile.provenance.get("links")
     inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
@@ -117,7 +118,8 @@ def spreads(timeline: Timeline) -> dict[str, float]:
 
 def _groups(timeline: Timeline) -> dict[str, tuple[float, float]]:
     """Elasticity and σ of each group. That of all kernels together is shared out by their seconds."""
-    seconds, sigmas = kernels_of(timeline), spreads(timeline)
+    seconds = kernels_of(timeline)
+    sigmas = spreads(timeline, seconds)
     total = sum(seconds.values())
     shares = {name: sum(time for kernel, time in seconds.items() if group_of(kernel) == name) / total for name in KERNELS}
     shares["clock"] = shares["gemm"] + shares["attention"]

@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
+from sim.engine.player import run
 from sim.grid import Grid
 from sim.program import Block, Cohort, Kernel, Op, Program, Run
-from strategies.planner.sensitivity import _brief, kernel_seconds
+from strategies.planner.sensitivity import _brief, kernels_of
 from strategies.predict import simulate
 
 
@@ -42,10 +43,10 @@ def test_steps_that_are_short_or_follow_each_other_are_played_whole(toy_job: Any
     assert shares(toy_job(2, **plan)) == [(1.0, plan["accumulation"])]
 
 
-def test_seconds_of_a_kernel_are_those_of_all_blocks_that_run_it(toy_prices) -> None:
+def test_seconds_of_a_kernel_are_those_of_all_blocks_that_run_it(toy_cluster, toy_prices) -> None:
     """1 TB at 1 TB/s is a second: three times in a block that runs twice, and once in another cohort's."""
     kernel = Kernel("memory", "copy", "forward", 0.0, 1e12)
     often, once = (Block("forward", (Run(times, (kernel,)),)) for times in (3, 1))
     cohorts = [Cohort({"pp": 0}, [Op("compute", often), Op("compute", often)]), Cohort({"pp": 1}, [Op("compute", once)])]
     program = Program(Grid.of(pp=2), cohorts, 1, 1, "bf16", 1, 1)
-    assert kernel_seconds(program, toy_prices()) == {kernel: pytest.approx(7.0)}
+    assert kernels_of(run(program, toy_cluster(2).topology(), toy_prices())) == {kernel: pytest.approx(7.0)}

@@ -14,15 +14,20 @@ from sim.grid import Grid
 from sim.pricing.provenance import Provenance
 from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Kernel, Op, Program, Run
+from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.planner import uncertainty
-from strategies.planner.sensitivity import PRICES, Play, Price
+from strategies.planner.sensitivity import PRICES, Play, Price, kernels_of
 from strategies.planner.uncertainty import interval_of, spreads, tied
 from strategies.predict import played, predict
 from strategies.read_job import read_job
 from strategies.schedules import schedules
 
 BY_NAME = {price.name: price for price in PRICES}
+
+
+def spreads_of(timeline: Timeline) -> dict[str, float]:
+    return spreads(timeline, kernels_of(timeline))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +84,7 @@ def test_a_dearer_price_never_makes_a_step_shorter_and_the_strongest_effect_come
 
 
 def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty, "spreads", lambda timeline: {"clock": 0.0, "gemm": 0.0})
+    monkeypatch.setattr(uncertainty, "spreads", lambda timeline, kernels: {"clock": 0.0, "gemm": 0.0})
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     bar = interval_of(played(job), 3.0)
     assert (bar.low, bar.high) == (3.0, 3.0)
@@ -88,7 +93,7 @@ def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.Mon
 def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
     job: Job, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uncertainty, "spreads", lambda timeline: {"bandwidth inside nodes": 0.2, "clock": 0.0})
+    monkeypatch.setattr(uncertainty, "spreads", lambda timeline, kernels: {"bandwidth inside nodes": 0.2, "clock": 0.0})
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     elasticity = math.log(play.at(BY_NAME["bandwidth inside nodes"], 1.1) / play.seconds) / math.log(1.1)
     bar = interval_of(played(job), 1.0)
@@ -98,7 +103,7 @@ def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
 
 def test_prices_that_were_not_measured_have_wider_spreads() -> None:
     measured, derived = (
-        spreads(
+        spreads_of(
             played(
                 read_job(
                     model="gpt2-1.5b",
@@ -123,7 +128,7 @@ def test_spreads_of_single_shapes_average_out_and_what_all_share_does_not(toy_cl
     flash = Kernel("attention_forward", "flash", "forward", 1e12, 0.0, shape=(1, 1, 1, 1000, 1000, 64, 0))
     cohort = Cohort({}, [Op("compute", Block("forward", (Run(1, (small, large, flash, *others)),)))])
     program = Program(Grid.of(dp=1), [cohort], 1, 1, "bf16", 1, 1)
-    by_price = spreads(run(program, toy_cluster(1).topology(), toy_prices()))
+    by_price = spreads_of(run(program, toy_cluster(1).topology(), toy_prices()))
     unmeasured, backward, clock, fused = 0.15, 0.1, 0.04, 0.25
     assert by_price.pop("launch") == 0.15
     assert by_price == {
@@ -155,7 +160,7 @@ def test_products_in_fp8_have_the_spread_of_their_own_fit() -> None:
     """Shapes of fp8 products miss by more than those of bf16 on H100."""
     plan = {"global_batch": 8, "data_parallel": "zero1"}
     wide, narrow = (
-        spreads(played(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan=plan | more)))["gemm"]
+        spreads_of(played(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan=plan | more)))["gemm"]
         for more in ({}, {"fp8": {}})
     )
     spread = load_profile("h100").provenance["gemm"].spread
