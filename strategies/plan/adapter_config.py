@@ -8,7 +8,7 @@ from typing import Any
 
 from topologies.reading import UserError, load_yaml, shown
 
-READ = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets"}
+READ = {"r": "rank", "lora_alpha": "alpha", "lora_dropout": "dropout", "target_modules": "targets", "use_dora": "dora"}
 # What changes no work: where the adapter comes from and goes to, how it begins, and how its result is scaled.
 WITHOUT_WORK = frozenset(
     """peft_type peft_version task_type base_model_name_or_path inference_mode auto_mapping revision fan_in_fan_out use_rslora

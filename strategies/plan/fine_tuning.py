@@ -2,8 +2,9 @@
 (`freeze`); and, of each part of a model, what follows for its backward pass.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685) puts two thin matrices beside a frozen one: W·x + (α/r)·B·A·x, with A of r × in and B of
-out × r elements. QLoRA (Dettmers et al. 2023, arXiv:2305.14314) keeps the frozen ones in 4 bits. A frozen weight has no gradient
-and no optimizer state; the gradient of its input is made all the same, down to the lowest part that is trained.
+out × r elements. DoRA (Liu et al. 2024, arXiv:2402.09353) trains the lengths of the sum's rows apart from their directions. QLoRA
+(Dettmers et al. 2023, arXiv:2305.14314) keeps the frozen ones in 4 bits. A frozen weight has no gradient and no optimizer state;
+the gradient of its input is made all the same, down to the lowest part that is trained.
 """
 
 from __future__ import annotations
@@ -46,9 +47,14 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
+def _is_false(value: object) -> bool:
+    return value is False
+
+
 NAMES: Mapping[str, str] = {  # folded names of PEFT, bitsandbytes and NeMo -> field
     **dict.fromkeys(("r", "lorar", "dim", "lorarank", "adapterdim", "loradim"), "rank"),
     "loraalpha": "alpha",
+    "usedora": "dora",
     **dict.fromkeys(("targetmodules", "loratargetmodules"), "targets"),
     **dict.fromkeys(("loradropout", "adapterdropout"), "dropout"),
     "a2aexperimental": "all_to_all",
@@ -72,6 +78,12 @@ class Lora(Config):
         description="matrices of each layer that have an adapter, by PEFT's names (q_proj, k_proj, v_proj, o_proj, gate_proj, "
         "up_proj, down_proj) or Megatron Bridge's (linear_qkv, linear_proj, linear_fc1, linear_fc2, linear_q, …); attention, "
         "mlp and all-linear are several",
+    )
+    dora: bool = Field(
+        False,
+        exclude_if=_is_false,
+        description="DoRA: a trained number per output scales the frozen and the adapter's result together, divided by the norms "
+        "of their rows, which every forward pass computes (PEFT's use_dora)",
     )
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of the adapter's inputs that is dropped; 0 runs no dropout")
     weights: Literal["same", "fp8", "nf4"] = Field(

@@ -5,6 +5,11 @@ sum with the frozen matrix's result; backward the same in reverse, and a sum of 
 plan's precision where other products are in fp8 (TELinearAdapter: "in original precision regardless of FP8 enabled").
 torch.compile makes one kernel of the product with α/r and the sum, and draws dropout again in place of keeping a mask.
 
+DoRA (arXiv:2402.09353, section 4.1) as PEFT's DoraLinearLayer runs it (src/peft/tuners/lora/dora.py): B·A as a matrix, of two
+products with an identity; its sum with the frozen matrix and the norms of the rows, which no gradient passes; a magnitude over
+them per output, less one of which is multiplied by the frozen result, and all of which by the adapter's. Both results are kept
+for the magnitude's gradient. With dropout the frozen matrix multiplies what is left of the input, too, a second product.
+
 With tensor parallelism as in Megatron Bridge's ParallelLinearAdapter (src/megatron/bridge/peft/utils.py):
 * beside a matrix cut by columns A's rows are cut, its result is gathered, and B is cut as the matrix is. With sequence
   parallelism all tokens of the input are there, since Transformer Engine hands the gathered input on
@@ -69,7 +74,7 @@ def chosen(plan: Plan, model: Model, label: str) -> list[Wrapped]:
 
 
 def adapter_parameters(plan: Plan, model: Model) -> int:
-    """Elements of all adapters: r · (in + out) of each."""
+    """Elements of all adapters: r · (in + out) of each, and with DoRA its magnitudes."""
     if plan.lora is None:
         return 0
     trained = trained_parts(plan, model.layers)
@@ -80,7 +85,8 @@ def adapter_parameters(plan: Plan, model: Model) -> int:
         for label in (*COLUMNS, *ROWS)
         for module in chosen(plan, own, label)
     ]
-    return plan.lora.rank * sum(module.inputs + module.outputs for module in modules)
+    magnitudes = sum(module.outputs for module in modules) if plan.lora.dora else 0
+    return plan.lora.rank * sum(module.inputs + module.outputs for module in modules) + magnitudes
 
 
 def adapted(rank: RankShapes, operators: Sequence[Operator]) -> list[Operator]:
@@ -139,7 +145,65 @@ class _Adapter:
         """Dropout, A, B with the sum."""
         modules = self.base.modules
         reading = [replace(operator, modules=modules, beside=self.label) for operator in (self._dropout(), self._down())]
-        return [*reading, replace(self._up(), modules=modules)]
+        norms = [self._norms()] if self.lora.dora else []
+        if self.lora.dora and self.lora.dropout:
+            norms.append(replace(self._frozen_again(), beside=self.label))
+        after = self._magnitude(self._up()) if self.lora.dora else self._up()
+        return [*reading, *(replace(operator, modules=modules) for operator in (*norms, after))]
+
+    def _norms(self) -> Operator:
+        """DoRA: the adapter as a matrix, its sum with the frozen one, and the norms of the rows."""
+        rank, (_, inputs, outputs) = self.rank, self.module
+        elements, square, label = rank.element * inputs * outputs, rank.element * inputs**2, f"{self.name} weight"
+        products = (
+            rank.gemm(label, "forward", inputs, self.lora.rank, inputs),
+            rank.gemm(label, "forward", inputs, outputs, self.lora.rank),
+        )
+        summed = (rank.memory(label, "forward", 2 * elements), rank.memory(label, "forward", 3 * elements))
+        return Operator(
+            forward=(rank.memory(label, "forward", square), *products, *summed, rank.reduction(label, "forward", elements)),
+            temporary=float(square + 3 * elements),
+            flops=sum(product.flops for product in products),
+            passes=1,
+        )
+
+    def _frozen_again(self) -> Operator:
+        """DoRA: the frozen matrix times what dropout has left."""
+        rank, tokens, (_, inputs, outputs) = self.rank, self.rank.tokens, self.module
+        label = f"{self.name} frozen"
+        added = rank.memory(label, "backward", 3 * rank.element * tokens * inputs)
+        return Operator(
+            forward=(rank.gemm(label, "forward", tokens, outputs, inputs),),
+            input_gradient=(rank.gemm(label, "backward", tokens, inputs, outputs), added),
+            temporary=float(rank.element * tokens * max(inputs, outputs)),
+            flops=2.0 * tokens * inputs * outputs,
+            passes=2,
+        )
+
+    def _magnitude(self, up: Operator) -> Operator:
+        """DoRA: B with what scales both results."""
+        rank, outputs = self.rank, self.module.outputs
+        size, label = float(rank.element * rank.tokens * outputs), f"{self.name} magnitude"
+        scale = float(rank.element * outputs)  # of each output; small kernels, but launched as any other
+        # over the norms, less one; times the frozen result, the adapter's and α/r; their sum, and that with the frozen result
+        there = (3 * scale, 2 * scale, 2 * size, 2 * size, 2 * size, 3 * size, 3 * size)
+        # of α/r and of both results; of the magnitude by way of both; the sum of two of the frozen result; of the magnitude
+        back = (2 * size, 2 * size, 2 * size, 3 * size, 3 * size, 3 * size, 3 * scale, 3 * scale)
+        gradients = (
+            *(rank.memory(label, "backward", moved) for moved in back),
+            *(rank.reduction(label, "backward", size),) * 2,
+        )
+        product = tuple(item for item in up.input_gradient if isinstance(item, Kernel) and item.kind == "gemm")
+        return replace(
+            up,
+            forward=(up.forward[0], *(rank.memory(label, "forward", moved) for moved in there)),
+            input_gradient=(*gradients, *product),
+            weight_gradient=(*up.weight_gradient, *replace(rank, frozen=False).vectors(label, outputs)),
+            saved={**up.saved, f"{self.name} frozen result": size, f"{self.name} result": size},
+            for_weights=(*up.for_weights, f"{self.name} frozen result", f"{self.name} result"),
+            temporary=4.0 * size,
+            shapes=(*up.shapes, (outputs,)),
+        )
 
     def _dropout(self) -> Operator:
         """The input, dropped in part, or as it is; backward, its gradient is added to that of the frozen product."""

@@ -26,6 +26,8 @@ def fine_tunes(plan: Plan, model: Model, layers: tuple[int, ...]) -> Iterator[st
         yield from _targets(plan.lora, model)
         yield from _weights(plan, plan.lora)
         yield from _tensor_parallel(plan, plan.lora, model)
+        if plan.lora.dora:
+            yield from _dora(plan, plan.lora)
     lowest = trained_parts(plan, model.layers).lowest
     if lowest is None:
         yield f"{said}: nothing of the model is left to train"
@@ -68,6 +70,18 @@ def _weights(plan: Plan, lora: Lora) -> Iterator[str]:
             yield f"lora.weights=nf4 contradicts precision={plan.precision}: matrices are dequantised to 16 bits"
         if plan.tp > 1:
             yield f"lora.weights=nf4 with tp={plan.tp}: bitsandbytes' matrices are not cut; take zero3, dp or pp"
+
+
+def _dora(plan: Plan, lora: Lora) -> Iterator[str]:
+    """DoRA runs as PEFT's layers do, which are eager and whole on a rank."""
+    unknown = {
+        f"tp={plan.tp}": plan.tp > 1,
+        f"cp={plan.cp}": plan.cp > 1,
+        f"lora.weights={lora.weights}": lora.weights != "same",
+        f"kernels={plan.kernels}": plan.kernel_set.compiled,
+        "fp8": plan.fp8 is not None,
+    }
+    yield from (f"lora.dora=true is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _tensor_parallel(plan: Plan, lora: Lora, model: Model) -> Iterator[str]:

@@ -30,26 +30,36 @@ SIZES: Mapping[str, Any] = {
 
 
 class Adapted(nn.Module):
-    """A linear layer with an adapter."""
+    """A linear layer with an adapter; dora: and magnitudes of its rows, as PEFT's DoraLinearLayer has them."""
 
-    def __init__(self, base: nn.Linear, rank: int, dropout: float) -> None:
+    def __init__(self, base: nn.Linear, rank: int, dropout: float, dora: bool = False) -> None:
         super().__init__()
         self.base = base
         self.lora_A = nn.Linear(base.in_features, rank, bias=False)
         self.lora_B = nn.Linear(rank, base.out_features, bias=False)
         self.dropout = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.lora_magnitude = nn.Parameter(torch.ones(base.out_features)) if dora else None
 
     def forward(self, x: torch.Tensor) -> Any:
+        if self.lora_magnitude is not None:
+            dropped, result = self.dropout(x), self.base(x)
+            eye = torch.eye(self.base.in_features, device=x.device, dtype=x.dtype)
+            with torch.no_grad():
+                matrix = self.lora_B(self.lora_A(eye)).T
+                length = torch.linalg.norm(self.base.weight + 2.0 * matrix, dim=1)
+            scale = (self.lora_magnitude / length).view(1, -1)
+            again = result if isinstance(self.dropout, nn.Identity) else functional.linear(dropped, self.base.weight)
+            return result + ((scale - 1) * again + scale * self.lora_B(self.lora_A(dropped)) * 2.0)
         return self.base(x) + self.lora_B(self.lora_A(self.dropout(x))) * 2.0
 
 
 class Block(nn.Module):
-    def __init__(self, adapted: Collection[str], rank: int, dropout: float) -> None:
+    def __init__(self, adapted: Collection[str], rank: int, dropout: float, dora: bool) -> None:
         super().__init__()
 
         def linear(name: str, inputs: int, outputs: int) -> nn.Module:
             base = nn.Linear(inputs, outputs, bias=False)
-            return Adapted(base, rank, dropout) if name in adapted else base
+            return Adapted(base, rank, dropout, dora) if name in adapted else base
 
         self.attention_norm, self.mlp_norm = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
         self.q_proj, self.k_proj, self.v_proj, self.o_proj = (linear(name, HIDDEN, HIDDEN) for name in "qkvo")
@@ -69,10 +79,17 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """adapted: linear layers with adapters, beside which all is frozen; frozen_layers: with the embedding."""
 
-    def __init__(self, adapted: Collection[str] = (), rank: int = 8, dropout: float = 0.0, frozen_layers: int = 0) -> None:
+    def __init__(
+        self,
+        adapted: Collection[str] = (),
+        rank: int = 8,
+        dropout: float = 0.0,
+        frozen_layers: int = 0,
+        dora: bool = False,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
-        self.blocks = nn.ModuleList(Block(adapted, rank, dropout) for _ in range(LAYERS))
+        self.blocks = nn.ModuleList(Block(adapted, rank, dropout, dora) for _ in range(LAYERS))
         self.norm, self.head = nn.LayerNorm(HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
         for name, parameter in self.named_parameters():
             parameter.requires_grad_(not adapted or "lora_" in name)

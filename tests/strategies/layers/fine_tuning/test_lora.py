@@ -210,8 +210,11 @@ def test_pefts_own_file_is_read(tmp_path: Path) -> None:
     asked = job(kernels="torch", lora=str(file))
     assert asked.plan.lora == Lora(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "v_proj"))
     assert trained_parameters(asked.model, asked.plan) == 4_194_304
+    file.write_text(json.dumps(said | {"use_dora": True}))
+    scaled = job(kernels="torch", lora=str(file))
+    assert scaled.plan.lora == Lora(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "v_proj"), dora=True)
+    assert trained_parameters(scaled.model, scaled.plan) == 4_194_304 + 32 * 2 * 4096
     for key, value in (
-        ("use_dora", True),
         ("peft_type", "IA3"),
         ("modules_to_save", ["lm_head"]),
         ("rank_pattern", {"q_proj": 4}),
@@ -219,6 +222,33 @@ def test_pefts_own_file_is_read(tmp_path: Path) -> None:
         file.write_text(json.dumps(said | {key: value}))
         with pytest.raises(UserError, match=f"adapter_config.json: {key}=.* is not simulated"):
             job(lora=str(file))
+
+
+@pytest.mark.parametrize(("dora", "percent"), [(False, 0.83), (True, 0.84)])
+def test_parameters_of_dora_are_the_paper_s(dora: bool, percent: float) -> None:
+    """Table 1 of arXiv:2402.09353: LLaMA 7B, rank 32, five matrices of each layer."""
+    targets = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
+    asked = job(kernels="torch", lora={"rank": 32, "targets": targets, "dora": dora})
+    trained = trained_parameters(asked.model, asked.plan)
+    assert round(100 * trained / (asked.model.parameters + trained), 2) == percent  # as PEFT prints it
+    work = parts(asked.model, asked.resolve())
+    assert sum(work.layer(layer).parameters for layer in range(asked.model.layers)) == trained
+
+
+@pytest.mark.parametrize(
+    ("more", "what"),
+    [
+        ({"kernels": "megatron", "tp": 2}, "tp=2"),
+        ({"kernels": "compiled"}, "kernels=compiled"),
+        ({"kernels": "torch", "lora.weights": "nf4"}, "lora.weights=nf4"),
+        ({"kernels": "megatron", "fp8": {}}, "fp8"),
+        ({"kernels": "megatron", "cp": 2}, "cp=2"),
+    ],
+)
+def test_what_dora_is_not_simulated_with(more: dict[str, Any], what: str) -> None:
+    lora = {"rank": 8, "targets": ["q_proj"], "dora": True} | {key[5:]: more[key] for key in more if key.startswith("lora.")}
+    with pytest.raises(UserError, match=f"lora.dora=true is not simulated with {what}"):
+        simulate(job(lora=lora, **{key: value for key, value in more.items() if not key.startswith("lora.")}))
 
 
 def test_advice_asks_what_one_gpu_would_hold() -> None:
