@@ -108,12 +108,15 @@ def predict(job: Job, profile: Profile | None = None) -> Summary:
         return summarise(played(job, profile))
 
 
-def played(job: Job, profile: Profile | None = None) -> Timeline:
-    """The timeline that `predict` summarises: see there. Raises UserError for impossible jobs."""
+def played(job: Job, profile: Profile | None = None, whole: Timeline | None = None) -> Timeline:
+    """The timeline that `predict` summarises. whole: that of `simulate` under the same prices, if it is known.
+
+    Raises UserError for impossible jobs.
+    """
     prices = _prices(job, profile)
     with uncollected():
         resolved = job.resolve()
-        return from_some_microbatches(job, resolved, prices) or _played(job, resolved, prices)
+        return from_some_microbatches(job, resolved, prices) or whole or _played(job, resolved, prices)
 
 
 def variability_of(job: Job, prices: Prices) -> tuple[float, ...]:

@@ -88,7 +88,7 @@ def command(
     with engine(workers, dask, ray) as runs, _progress() as tell:
         tell("simulating the step")
         timeline = simulate(asked)
-        summary = with_interval(asked, summarise(timeline))
+        summary = with_interval(asked, summarise(timeline), timeline)
         inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
         if not summary.fits:
             inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]

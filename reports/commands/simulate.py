@@ -56,7 +56,8 @@ def command(
     of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
-    summary, inputs = with_interval(asked, summarise(timeline, total)), describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+    summary = with_interval(asked, summarise(timeline, total), None if unfolded else timeline)
+    inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     summary = with_effects(asked, timeline, summary)
     if (note := _dealt_out(asked, timeline, summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))

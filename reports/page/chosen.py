@@ -33,7 +33,7 @@ def write_chosen(
     from strategies.predict import simulate
 
     timeline = simulate(job)
-    summary = with_interval(job, summarise(timeline))
+    summary = with_interval(job, summarise(timeline), timeline)
     inputs: dict[str, Any] = describe(job, command) | {"rates": rates} | ({"tokens": tokens} if tokens else {})
     page = Report(timeline, summary, inputs, job.cluster, first(runs), tuple(sections), best=best)
     return write_report(folder, page)

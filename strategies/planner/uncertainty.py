@@ -63,14 +63,14 @@ ORDERED = 0.6
 KERNELS = ("gemm", "attention", "memory", "optimizer")
 
 
-def with_interval(job: Job, summary: Summary) -> Summary:
+def with_interval(job: Job, summary: Summary, whole: Timeline | None = None) -> Summary:
     """The summary of `job` with the interval around its step; without one where GPUs are of several kinds: what their profiles
-    have in common is not known. Raises UserError for impossible jobs.
+    have in common is not known. whole: see `strategies.predict.played`. Raises UserError for impossible jobs.
     """
     if summary.gpu_kinds:
         return summary
     differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
-    return replace(summary, interval=interval_of(played(job), summary.step_seconds, differ))
+    return replace(summary, interval=interval_of(played(job, whole=whole), summary.step_seconds, differ))
 
 
 def interval(job: Job, seconds: float) -> Interval:

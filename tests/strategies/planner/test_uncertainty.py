@@ -8,6 +8,7 @@ from itertools import combinations
 
 import pytest
 
+import strategies.predict
 from calibration.published import published
 from sim.engine.player import run
 from sim.grid import Grid
@@ -18,8 +19,8 @@ from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.planner import uncertainty
 from strategies.planner.sensitivity import PRICES, Play, Price, kernels_of
-from strategies.planner.uncertainty import interval_of, spreads, tied
-from strategies.predict import played, predict
+from strategies.planner.uncertainty import interval_of, spreads, tied, with_interval
+from strategies.predict import played, predict, simulate
 from strategies.read_job import read_job
 from strategies.schedules import schedules
 
@@ -81,6 +82,19 @@ def test_a_dearer_price_never_makes_a_step_shorter_and_the_strongest_effect_come
     assert [swing.width for swing in swings] == sorted((swing.width for swing in swings), reverse=True)
     for swing in swings:
         assert swing.low <= play.seconds * (1 + 1e-9) <= swing.high * (1 + 2e-9), swing.name
+
+
+@pytest.mark.parametrize("microbatches", [4, 64], ids=["played whole", "some played"])
+def test_an_interval_of_a_step_that_is_known_is_that_of_a_step_played_for_it(
+    job: Job, microbatches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step of few microbatches is not played again."""
+    asked = replace(job, plan=job.plan.model_copy(update={"global_batch": None, "accumulation": microbatches}))
+    whole, summary = simulate(asked), predict(asked)
+    again = with_interval(asked, summary)
+    if microbatches == 4:
+        monkeypatch.setattr(strategies.predict, "run", None)
+    assert with_interval(asked, summary, whole) == again
 
 
 def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
