@@ -52,6 +52,7 @@ def test_deepspeed_parts_no_activations_on_one_tensor_rank(tmp_path: Path) -> No
     file = tmp_path / "ds_config.json"
     data = {
         "train_batch_size": 64,
+        "train_micro_batch_size_per_gpu": 8,
         "zero_optimization": {"stage": 2},
         "activation_checkpointing": {"partition_activations": True},
     }
