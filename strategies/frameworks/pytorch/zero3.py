@@ -85,7 +85,7 @@ class FSDP(ShardedParameters):
     def _in_vain(self, stage: Stage, backward: bool) -> list[int]:
         """The part below the lowest that is trained: FSDP2 gathers it ahead like any other, its backward pass never comes, and it
         is released at the end (torch 2.13, `FSDPParamGroup.finalize_backward`: "a mistargeted unshard"). FSDP1 gathers
-        ahead only what has an output that requires a gradient (torch/distributed/fsdp/_runtime_utils.py, _get_handle_to_prefetch).
+        ahead only what has an output that requires a gradient (`_get_handle_to_prefetch` in fsdp/_runtime_utils.py).
         """
         fsdp2 = stage.plan.pytorch_fsdp and not stage.plan.kernel_set.flat_parameters
         below = stage.lowest - 1
