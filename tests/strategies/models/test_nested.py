@@ -117,7 +117,10 @@ def test_sizes_at_the_top_of_older_files(tmp_path: Path) -> None:
             r"text_config is an encoder \('bert'\) beside another, and both train on one loss, .*: --input with the inputs",
         ),
         ({"text_config": LLAVA["text_config"] | {"moe_layers": [1]}}, "moe_layers=.1. is not known of a 'llama'"),  # type: ignore[operator]
-        ({"text_config": {"model_type": "qwen3_5_text"}}, "unknown model type 'qwen3_5': it has recurrent or state-space layers"),
+        (
+            {"text_config": {"model_type": "kimi_linear_text"}},
+            "unknown model type 'kimi_linear': it has recurrent or state-space layers",
+        ),
     ],
 )
 def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
