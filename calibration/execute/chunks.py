@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import Shard
 
-from calibration.execute.initial import materialise
+from calibration.execute.initial import is_spread, materialise
 from calibration.execute.limits import shares_embedding
 from calibration.execute.model import Transformer
 from calibration.execute.model.context_parallel import ContextParallel
@@ -49,9 +49,9 @@ class Chunk:
     def parts(self, name: str, tensor: Tensor) -> int:
         """In how many parts ranks hold a parameter or its gradient, which may be whole where the parameter is cut."""
         mesh, placements = self.cut.get(name, (None, ()))
-        spread = mesh.size() if name in self.spread and hasattr(tensor, "device_mesh") else 1  # and sharded besides
+        others = mesh.size() if is_spread(name, self.cut) and hasattr(tensor, "device_mesh") else 1  # and sharded besides
         mesh, placements = getattr(tensor, "device_mesh", mesh), getattr(tensor, "placements", placements)
-        return int(spread * math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate()))
+        return int(others * math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate()))
 
     def materialise(self, device: torch.device) -> None:
         """Give what this rank holds memory and values; a tied head in a stage of its own has the embedding's."""
@@ -60,8 +60,7 @@ class Chunk:
     @property
     def spread(self) -> dict[str, Tensor]:
         """Parameters of routed experts of which other ep ranks have others, by name."""
-        names = [name for name, (mesh, _) in self.cut.items() if mesh.mesh_dim_names == ("ep",)]
-        return {name: self.net.get_parameter(name) for name in names}
+        return {name: self.net.get_parameter(name) for name in self.cut if is_spread(name, self.cut)}
 
     def whole(self, name: str, tensor: Tensor) -> Tensor:
         """A parameter or gradient as one process has it, gathered from all who share it: each of them must call this."""
@@ -69,7 +68,7 @@ class Chunk:
 
         if isinstance(tensor, DTensor):
             tensor = tensor.full_tensor()
-            if name not in self.spread:
+            if not is_spread(name, self.cut):
                 return tensor
         if name not in self.cut:
             return tensor

@@ -26,6 +26,11 @@ BLOCK = 2**20  # elements that are made at a time, about
 DEVIATION = 0.02  # of matrices, as in GPT-2, so that the loss starts near log(vocabulary)
 
 
+def is_spread(name: str, cut: Cut) -> bool:
+    """Whether a parameter is of routed experts of which other ep ranks have others."""
+    return name in cut and cut[name][0].mesh_dim_names == ("ep",)
+
+
 def materialise(net: nn.Module, device: torch.device, name_of: Callable[[str], str], cut: Cut | None = None) -> None:
     """Give memory and values to a module that was built on the meta device. name_of: names in the whole model; cut: device mesh
     and placements of plain parameters that are parts of the model's, by name.
@@ -46,7 +51,7 @@ def fill(net: nn.Module, name_of: Callable[[str], str], cut: Cut) -> None:
         offset: Sequence[int] = [0] * parameter.dim()
         mine: Tensor = parameter
         shape, first = list(parameter.shape), 0
-        if name in cut and cut[name][0].mesh_dim_names == ("ep",):  # a part of the experts, which may be sharded besides
+        if is_spread(name, cut):  # a part of the experts, which may be sharded besides
             mesh, _ = cut[name]
             first, shape[0] = mesh.get_local_rank() * shape[0], mesh.size() * shape[0]
         if isinstance(parameter, DTensor):

@@ -127,8 +127,6 @@ class DDP(Hook):
 class CompressedDDP(DDP):
     """Gradients travel in 16 bits: PyTorch's fp16_compress_hook."""
 
-    experts = False
-
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """The hook is DDP's."""

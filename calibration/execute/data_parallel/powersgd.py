@@ -30,8 +30,6 @@ PLAIN = 2  # iterations before the first that compresses
 class PowerSGDDDP(DDP):
     """Gradients travel as products of two thin matrices."""
 
-    experts = False
-
     @classmethod
     def check(cls, job: Job, resolved: Resolved) -> str | None:
         """The hook is DDP's, and one process must have the same matrices in the same buckets."""

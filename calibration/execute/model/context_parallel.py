@@ -24,6 +24,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from calibration.execute.model.all_to_all import exchanged
+
 aten = torch.ops.aten
 
 
@@ -50,10 +52,9 @@ class ContextParallel:
         if self.method == "ring":
             ring: Tensor = Ring.apply(q, k, v, self)  # type: ignore[no-untyped-call]
             return ring
-        q, k, v = (Swap.apply(x, self, True) for x in (q, k, v))  # type: ignore[no-untyped-call]
+        q, k, v = (_swapped(x, self, to_heads=True) for x in (q, k, v))
         y = functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=q.shape[1] > k.shape[1])
-        result: Tensor = Swap.apply(y, self, False)  # type: ignore[no-untyped-call]
-        return result
+        return _swapped(y, self, to_heads=False)
 
 
 class Ring(torch.autograd.Function):
@@ -97,27 +98,11 @@ class Ring(torch.autograd.Function):
         return of_queries.to(q.dtype), mine[0], mine[1], None
 
 
-class Swap(torch.autograd.Function):
-    """All tokens of some heads for some tokens of all heads, (batch, heads, tokens, dim), or back."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, context: ContextParallel, to_heads: bool) -> Any:
-        """An all-to-all."""
-        ctx.context, ctx.to_heads = context, to_heads
-        return _swapped(x, context, to_heads)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """The other way round."""
-        return _swapped(gradients[0], ctx.context, not ctx.to_heads), None, None
-
-
 def _swapped(x: Tensor, context: ContextParallel, to_heads: bool) -> Tensor:
+    """All tokens of some heads for some tokens of all heads, (batch, heads, tokens, dim), or back."""
     given, taken = (1, 2) if to_heads else (2, 1)
-    pieces = torch.stack(x.chunk(context.ranks, given))
-    result = torch.empty_like(pieces)
-    dist.all_to_all_single(result, pieces, group=context.group)
-    return torch.cat(result.unbind(), taken)
+    pieces = exchanged(torch.stack(x.chunk(context.ranks, given)), context.group)
+    return torch.cat(pieces.unbind(), taken)
 
 
 def _gathered(k: Tensor, v: Tensor, context: ContextParallel) -> Tensor:

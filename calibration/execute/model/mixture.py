@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibration.execute.model.all_to_all import exchanged
 from calibration.execute.model.feed_forward import FeedForward
 from strategies.models.model import Model
 from strategies.models.parts import Experts
@@ -90,27 +90,7 @@ class Mixture(nn.Module):
         if self.parallel is None:
             alone: Tensor = self.experts(copies.view(each, -1, features)).view_as(copies)
             return alone
-        there: Tensor = Exchange.apply(copies, self.parallel)  # type: ignore[no-untyped-call]
+        there = exchanged(copies, self.parallel.group)
         rows = there.view(ranks, each, -1, features).transpose(0, 1).reshape(each, -1, features)
         back = self.experts(rows).view(each, ranks, -1, features).transpose(0, 1).reshape_as(copies)
-        result: Tensor = Exchange.apply(back, self.parallel)  # type: ignore[no-untyped-call]
-        return result
-
-
-class Exchange(torch.autograd.Function):
-    """An all-to-all of rows, as many for each rank; backward, of their gradients."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, parallel: ExpertParallel) -> Any:
-        """Rank i gets the i-th part."""
-        ctx.parallel = parallel
-        result = torch.empty_like(rows)
-        dist.all_to_all_single(result, rows.contiguous(), group=parallel.group)
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
-        """Back."""
-        result = torch.empty_like(gradients[0])
-        dist.all_to_all_single(result, gradients[0].contiguous(), group=ctx.parallel.group)
-        return result, None
+        return exchanged(back, self.parallel.group)
