@@ -221,11 +221,10 @@ def _recomputed(item: Item) -> Item:
 
 def _checkpointed(repeated: Items, rank: RankShapes) -> Items:
     """Forward work that is done again, before whose first kernel the host may restore generators."""
-    if not rank.kernels.tracks_generators:
-        return repeated
-    first = next((number for number, item in enumerate(repeated) if isinstance(item, Kernel)), len(repeated))
-    called = (replace(item, calls="checkpoint") for item in repeated[first : first + 1] if isinstance(item, Kernel))
-    return (*repeated[:first], *called, *repeated[first + 1 :])
+    for number, item in enumerate(repeated if rank.kernels.tracks_generators else ()):
+        if isinstance(item, Kernel):
+            return (*repeated[:number], replace(item, calls="checkpoint"), *repeated[number + 1 :])
+    return repeated
 
 
 @lru_cache(maxsize=64)

@@ -151,11 +151,11 @@ def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
     there, back = _moved(rank, rows, "dispatch")
     cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
-    sorted_copies = _sorted(rank, rows)
+    in_order, unordered = _sorted(rank, rows)
     added = copies + 2 * rows.own * rank.eager  # to zeros, one after the other
     return Operator(
-        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there, *sorted_copies[0]),
-        input_gradient=(*sorted_copies[1], *back, rank.memory("dispatch", "backward", rank.element * hidden * added), *reduce),
+        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there, *in_order),
+        input_gradient=(*unordered, *back, rank.memory("dispatch", "backward", rank.element * hidden * added), *reduce),
         saved={"places of copies": PLACES * rows.own} if rank.eager else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
     )
@@ -171,18 +171,17 @@ def _combine(rank: RankShapes, rows: _Rows) -> Operator:
     cast = Fp8Products(rank, "combine", 0, 0, _early(rank)).gradient(tokens)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
     read = sent * (copies + tokens) + rank.element * copies * weighs
-    combined = rank.memory("combine", "forward", rank.element * (copies + tokens))
-    forward: Items = (combined,)
+    in_order, unordered = _sorted(rank, rows)
+    forward: Items = (rank.memory("combine", "forward", rank.element * (copies + tokens)),)
     backward: Items = (rank.memory("combine", "backward", read),)
     if rank.eager:  # weighted, then added to zeros; gradients of copies, of their results and, as sums, of their weights
         there_moved, back_moved = (2 * copies, tokens + 3 * copies), (tokens + copies, 2 * copies, 3 * copies)
         forward = tuple(rank.memory("combine", "forward", rank.element * each) for each in there_moved)
         backward = tuple(rank.memory("combine", "backward", rank.element * each) for each in back_moved)
         backward += (rank.reduction("combine", "backward", rank.element * copies),)
-    there, back = (*there, *_sorted(rank, rows)[0]), (*_sorted(rank, rows)[1], *back)
     return Operator(
-        forward=(*back, *forward, *reduce),
-        input_gradient=(*cast, *backward, *there),
+        forward=(*unordered, *back, *forward, *reduce),
+        input_gradient=(*cast, *backward, *there, *in_order),
         saved={"expert results": rank.element * copies} if weighs else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
     )

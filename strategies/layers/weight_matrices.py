@@ -42,8 +42,8 @@ def _elements(weight: Weight, model: Model, apart: bool) -> list[int]:
     """Elements of the matrices that a weight is."""
     rows = [weight.rows]
     if apart and weight.label == "qkv weight":
-        heads = model.heads * (1 + model.attention_gate)
-        keys = weight.rows * model.kv_heads // (heads + 2 * model.kv_heads)
+        features = model.kv_heads * model.head_dim
+        keys = weight.rows * features // (model.query_features + 2 * features)
         rows = [weight.rows - 2 * keys, keys, keys]
     if apart and weight.label == "mlp up weight" and model.gated:
         rows = [weight.rows // 2] * 2

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, PositiveFloat, PositiveInt, field_validator, model_validator
 
+from strategies.models.parts import unsaid
 from strategies.plan.adapter_config import read_adapter_config
 from topologies.reading import Config, folded, nearest
 
@@ -47,10 +48,6 @@ def _is_none(value: object) -> bool:
     return value is None
 
 
-def _is_false(value: object) -> bool:
-    return value is False
-
-
 NAMES: Mapping[str, str] = {  # folded names of PEFT, bitsandbytes and NeMo -> field
     **dict.fromkeys(("r", "lorar", "dim", "lorarank", "adapterdim", "loradim"), "rank"),
     "loraalpha": "alpha",
@@ -81,7 +78,7 @@ class Lora(Config):
     )
     dora: bool = Field(
         False,
-        exclude_if=_is_false,
+        exclude_if=unsaid,
         description="DoRA: a trained number per output scales the frozen and the adapter's result together, divided by the norms "
         "of their rows, which every forward pass computes (PEFT's use_dora)",
     )

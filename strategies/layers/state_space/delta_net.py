@@ -80,9 +80,9 @@ def _convolution(rank: RankShapes) -> Operator:
 
 def _rule(rank: RankShapes) -> Operator:
     """The delta rule of all chunks."""
-    own, tokens, element, tp = _sizes(rank), rank.tokens, rank.element, rank.tp
-    size, chunks = _chunks(rank)
-    heads, keys, values = own.value_heads // tp, own.key_head_dim, own.value_head_dim
+    own, tokens, element = _sizes(rank), rank.tokens, rank.element
+    (size, keys, values), chunks = _sides(rank), _chunks(rank)
+    heads = own.value_heads // rank.tp
     states = float(element * chunks * heads * keys * values)
     pair, result = element * tokens * heads * keys, element * tokens * heads * values
     inverse = float(element * chunks * size * heads * size)
@@ -91,7 +91,9 @@ def _rule(rank: RankShapes) -> Operator:
             _product(rank, "delta rule keys", "forward", size, size, keys),
             rank.memory("delta rule inverse", "forward", inverse * (1 + FLOAT / element)),
             *_states(rank, "forward"),
-            *_scores(rank, "forward"),
+            _product(rank, "delta rule scores", "forward", size, size, keys),
+            _product(rank, "delta rule across chunks", "forward", size, values, keys),
+            _product(rank, "delta rule within chunks", "forward", size, values, size),
         ),
         input_gradient=(*_states(rank, "backward"), *_gradients(rank)),
         saved={
@@ -107,8 +109,7 @@ def _rule(rank: RankShapes) -> Operator:
 
 def _states(rank: RankShapes, phase: str) -> Items:
     """Keys and values times the inverse; what the state has already; states."""
-    own, (size, _) = _sizes(rank), _chunks(rank)
-    keys, values = own.key_head_dim, own.value_head_dim
+    size, keys, values = _sides(rank)
     return (
         _product(rank, "delta rule keys of inverse", phase, size, keys, size),
         _product(rank, "delta rule values of inverse", phase, size, values, size),
@@ -117,23 +118,11 @@ def _states(rank: RankShapes, phase: str) -> Items:
     )
 
 
-def _scores(rank: RankShapes, phase: str) -> Items:
-    """Scores of queries and keys, and the result from states and scores."""
-    own, (size, _) = _sizes(rank), _chunks(rank)
-    keys, values = own.key_head_dim, own.value_head_dim
-    return (
-        _product(rank, "delta rule scores", phase, size, size, keys),
-        _product(rank, "delta rule across chunks", phase, size, values, keys),
-        _product(rank, "delta rule within chunks", phase, size, values, size),
-    )
-
-
 def _gradients(rank: RankShapes) -> Items:
     """By kernel of flash-linear-attention: of values within chunks; of states; of queries, keys and what is removed; of the
     inverse, and by way of it of keys and values.
     """
-    own, (size, _) = _sizes(rank), _chunks(rank)
-    keys, values = own.key_head_dim, own.value_head_dim
+    size, keys, values = _sides(rank)
 
     def product(label: str, m: int, n: int, k: int) -> Kernel:
         return _product(rank, f"delta rule {label}", "backward", m, n, k)
@@ -177,11 +166,16 @@ def _gate(rank: RankShapes) -> Operator:
 
 def _product(rank: RankShapes, label: str, phase: str, m: int, n: int, k: int) -> Kernel:
     """A product of each chunk and value head in 16 bits, whatever linear layers are in."""
-    own, (_, chunks) = _sizes(rank), _chunks(rank)
-    return rank.gemm(label, phase, m, n, k, chunks * own.value_heads // rank.tp)
+    return rank.gemm(label, phase, m, n, k, _chunks(rank) * _sizes(rank).value_heads // rank.tp)
 
 
-def _chunks(rank: RankShapes) -> tuple[int, int]:
-    """Tokens of a chunk, and how many chunks there are; the last of a sequence is padded."""
-    size = min(_sizes(rank).chunk, rank.sequence)
-    return size, rank.batch * -(-rank.sequence // size)
+def _sides(rank: RankShapes) -> tuple[int, int, int]:
+    """Sides of the products: tokens of a chunk, features of a key, features of a value."""
+    own = _sizes(rank)
+    return min(own.chunk, rank.sequence), own.key_head_dim, own.value_head_dim
+
+
+def _chunks(rank: RankShapes) -> int:
+    """How many chunks there are; the last of a sequence is padded."""
+    size, _, _ = _sides(rank)
+    return rank.batch * -(-rank.sequence // size)
