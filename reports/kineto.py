@@ -141,10 +141,10 @@ def _kernels(timeline: Timeline, row: OpRow, groups: Groups) -> Iterator[Slice]:
     actor = timeline.lanes[row.lane]
     if isinstance(row.cost, TransferCost):
         times = _times(row.op.work)
-        arguments = _communication(timeline.program.grid, row.op.work, row.cost, actor.rank, groups)
-        if arguments is not None:
-            arguments |= {"label": op_label(row.op)} if isinstance(row.op.work, Send) else {}
-        yield from _repeated(row.start, row.end, _nccl(row.op.work), [(1.0, times, arguments or {})])
+        arguments = _communication(timeline.program.grid, row.op.work, row.cost, actor.rank, groups) or {}
+        if arguments and isinstance(row.op.work, Send):
+            arguments["label"] = op_label(row.op)
+        yield from _repeated(row.start, row.end, _nccl(row.op.work), [(1.0, times, arguments)])
         return
     parts = row.cost.parts
     total, at = sum(parts.values()), row.start
@@ -205,7 +205,7 @@ def _communication(grid: Grid, work: Work, cost: TransferCost, rank: int, groups
     ranks = _group(grid, cost.traffic, rank)
     if rank not in ranks or (isinstance(work, Collective) and work.repeat < 1):
         return None
-    width, operation = (work.width, work.operation) if isinstance(work, Collective) else (work.width, "send")
+    width, operation = work.width, work.operation if isinstance(work, Collective) else "send"
     whole = round(work.bytes / (width if width in _TYPES else 1.0))
     part = round(whole / len(ranks))
     here, there = {"all_gather": (part, whole), "reduce_scatter": (whole, part)}.get(operation, (whole, whole))

@@ -1,8 +1,8 @@
 """Everything that a real GPU can tell, in order of value, in one folder: `make gpu`.
 
 Each stage is a command of its own with a time limit, so that a crash of one costs only that one. What is done is not done again:
-the same call goes on where it was, also with what a stage itself had kept (samples of a calibration). A
-folder is at work for one call at a time: a stage that has outlived its call, as when that was killed, still counts.
+the same call goes on where it was, also with what a stage itself had kept (samples of a calibration). A folder is at work for one
+call at a time: a stage that has outlived its call, as when that was killed, still counts.
 """
 
 from __future__ import annotations

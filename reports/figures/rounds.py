@@ -63,7 +63,6 @@ def _moment(ax: Axes, play: Rounds, number: int, way: float) -> None:
             at, size = (x + way * (u - x), y + way * (v - y)), 5 + 9 * float(share) ** 0.5
             ax.plot((x, u), (y, v), color=LIGHT, linewidth=1, zorder=0)
             ax.plot(*at, marker="o", markersize=size, color=ORANGE if shown.reduce else BLUE, markeredgecolor=DARK, zorder=3)
-    ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
 
 
 @figure("rounds", film=_film)
@@ -119,11 +118,10 @@ def _round(ax: Axes, shown: Round, ranks: int) -> None:
         tip, tail = (end[0] - inset[0], end[1] - inset[1]), (start[0] + inset[0], start[1] + inset[1])
         ax.annotate("", tip, tail, arrowprops=arrow | {"connectionstyle": "arc3,rad=0.22", "mutation_scale": 8})
     _ranks(ax, ranks, shown.has)
-    ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
 
 
 def _ranks(ax: Axes, ranks: int, has: Sequence[float] | NDArray[np.float64]) -> None:
-    """Circles with their numbers, filled as far as they have the sum."""
+    """Circles with their numbers, filled as far as they have the sum, and the room around them."""
     from matplotlib.patches import Circle, Wedge
 
     radius = _radius(ranks)
@@ -132,3 +130,4 @@ def _ranks(ax: Axes, ranks: int, has: Sequence[float] | NDArray[np.float64]) -> 
         if has[rank] > 0:
             ax.add_patch(Wedge(place, radius, 90 - 360 * has[rank], 90, facecolor=GREEN, linewidth=0))
         ax.text(*place, str(rank), ha="center", va="center", fontsize=7.5)
+    ax.set(xlim=(-1.35, 1.35), ylim=(-1.35, 1.35), aspect="equal")
