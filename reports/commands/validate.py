@@ -119,7 +119,8 @@ def _executed(
     if not done:  # another rank of a launcher answers
         return
     _answer(done, plot, as_json, output)
-    left = f"{len(done)} of {len(jobs)} are done; not done: {', '.join(job.name for job in jobs[len(done) :])}"
+    missing = ", ".join(job.name for job in jobs[len(done) :])
+    left = f"{len(done)} of {len(jobs)} are done; " + (f"not done: {missing}" if missing else "not all launches are")
     if isinstance(stopped, KeyboardInterrupt):
         end_interrupted(stopped, left)
     if stopped:

@@ -99,7 +99,8 @@ def test_one_job_on_one_screen(validated):
 def test_the_figure_is_the_same_twice(validated, tmp_path):
     first, second = (draw(validated, tmp_path / name).read_bytes() for name in ("a.svg", "b.svg"))
     assert first == second
-    assert b"1F1B" in first
+    for said in ("1F1B", "−4.0 %", "+30.0 %", "−50.0 %", "bytes sent equal in 2 of 2"):
+        assert said in first.decode()
 
 
 @pytest.mark.parametrize(
@@ -138,6 +139,17 @@ def test_what_is_done_is_kept_when_the_rest_is_not(end, code, line, validated, m
     assert line in result.stderr
     assert "−4.0 %" in result.stdout
     assert len(json.loads((tmp_path / "v.json").read_text())) == 1
+
+
+def test_launches_that_are_missing_are_said(validated, monkeypatch):
+    def interrupted(jobs, seconds, hear, launches):
+        for number, row in enumerate(validated, 1):
+            hear({"done": number, "job": row.job.name, "validated": row})
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("calibration.validate.validate", interrupted)
+    result = CliRunner().invoke(main, ["validate", "--only", "DDP", "--only", "1F1B"])
+    assert "2 of 2 are done; not all launches are" in result.stderr
 
 
 def fail(line):
