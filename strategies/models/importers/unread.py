@@ -95,7 +95,7 @@ HARMLESS = frozenset(
 )
 # Families whose layers are recurrent or state-space scans: classes of transformers dispatch a loop over tokens without a GPU.
 RECURRENT = frozenset(
-    """bailing_hybrid glm5_next kimi_linear minimax olmo_hybrid qwen4_exp
+    """bailing_hybrid glm5_next kimi_linear lara_mini minimax olmo_hybrid qwen4_exp
     recurrent_gemma rwkv xlstm zamba zamba2""".split()
 )
 # Families that no importer reads, and why.

@@ -53,7 +53,9 @@ def model_of(name: str, **changes: Any) -> Model:
 
 
 def test_parameters_are_those_of_the_published_weights() -> None:
-    """Of Qwen3-Next-80B-A3B the hub counts 81,324,862,720, its prediction layer among them; 3 of 80 billion are active."""
+    """Qwen3-Next-80B-A3B-Instruct has 81,324,862,720 elements on the hub, its prediction layer among them (safetensors metadata,
+    github.com/debaditc/kvfit scripts/build_registry.py); 3 of 80 billion are active.
+    """
     model = model_of("qwen3-next-80b-a3b")
     assert Model(**model.model_dump(exclude_unset=True) | {"mtp": 1}).parameters == 81_324_862_720
     assert round(model.parameters / 1e9) == 80
