@@ -1,77 +1,84 @@
-"""Predictions beside published measurements, and how often error bars hold."""
+"""Predictions beside published measurements: how far each is off, and how often error bars hold, a line per source."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from calibration.published.comparison import Compared, Errors, grouped
-from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, YELLOW, figure
-from reports.formatting import percent
+from reports.figures import BLACK, BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SKY, WHITE, YELLOW, figure
+from reports.formatting import percent, plural
+from reports.tables.execution import CLOSE
 from strategies.planner.uncertainty import NORMAL
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.legend import Legend
 
-Corner = Literal["upper left", "lower right"]
-_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, DARK, GREY, "tab:brown", "tab:olive")
-_MARKS = "osD^vPX*<>hd"
+LEVELS = {0.5: SKY, 0.8: BLUE, 0.95: DARK}  # of intervals whose shares are drawn, and their colours
+SPREAD, TURN = 0.36, 0.618034  # dots lie that far around their line, a golden section of it from one to the next
+_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK, GREY, "tab:brown", "tab:olive")
 
 
 @figure("published")
 def published(rows: Sequence[Compared]) -> Figure:
-    """Predicted against published step time, with y = x and ±10 %, by source and GPU; beside it, how often intervals hold."""
+    """A line per source and one for all: on the left the error of each row, on the right the share that intervals hold."""
     from matplotlib.figure import Figure
 
-    drawing = Figure(figsize=(12, 6.4), layout="constrained")
-    left, right = drawing.subplots(1, 2, width_ratios=(3, 2))
-    _scatter(left, rows)
-    _calibration(right, rows)
+    known = [row for row in rows if row.error is not None]
+    lines = {"all": known, **dict(sorted(grouped(known, "source").items()))}
+    drawing = Figure(figsize=(12, 2.6 + 0.42 * len(lines)), layout="constrained")
+    left, right = drawing.subplots(1, 2, width_ratios=(3, 2), sharey=True)
+    handles = _errors(left, lines)
+    drawing.legend(handles=handles, loc="outside lower left", ncols=6, fontsize=8.5, columnspacing=1.2)
+    drawing.legend(handles=_held(right, lines), loc="outside lower right", ncols=3, fontsize=8.5)
+    left.set_yticks(range(len(lines)), [f"{source} ({plural(len(group), 'row')})" for source, group in lines.items()])
+    left.get_yticklabels()[0].set_fontweight("bold")
+    left.set_ylim(len(lines) - 0.4, -0.6)
+    for axes in (left, right):
+        axes.axhline(0.5, color=DARK, lw=0.8)
+        axes.tick_params(axis="y", length=0)
+        axes.spines["left"].set_visible(False)
     return drawing
 
 
-def _scatter(axes: Axes, rows: Sequence[Compared]) -> None:
-    predicted = [row for row in rows if row.error is not None]
-    colours = {gpu: _colour(number) for number, gpu in enumerate(sorted({row.gpu for row in predicted}))}
-    sources = dict(sorted(grouped(predicted, "source").items()))
-    marks = {source: _MARKS[number % len(_MARKS)] for number, source in enumerate(sources)}
-    for source, group in sources.items():
-        for gpu in sorted({row.gpu for row in group}):
-            these = [row for row in group if row.gpu == gpu]
-            steps = [row.step or 0.0 for row in these], [row.predicted_step or 0.0 for row in these]
-            axes.scatter(*steps, s=18, color=colours[gpu], alpha=0.7, lw=0, marker=marks[source])
-    every = [value for row in predicted for value in (row.step, row.predicted_step) if value]
-    ends = [min(every) / 1.5, max(every) * 1.5] if every else [0.1, 1]
-    axes.fill_between(ends, [0.9 * end for end in ends], [1.1 * end for end in ends], color=GREY, alpha=0.4, lw=0)
-    axes.plot(ends, ends, color=DARK, lw=1)
-    axes.set(
-        xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="published step time in s", ylabel="predicted step time in s"
-    )
-    errors = Errors.of(predicted)
-    off = f"off by {percent(errors.mean)} in the mean; " if errors else ""
-    axes.set_title(f"Predicted against published step time: {off}grey: ±10 %")
-    axes.add_artist(_legend(axes, "source", {source: (DARK, mark) for source, mark in marks.items()}, "upper left"))
-    axes.add_artist(_legend(axes, "GPU", {gpu: (colour, "o") for gpu, colour in colours.items()}, "lower right"))
-
-
-def _colour(number: int) -> str:
-    """Of the GPU or source with that number."""
-    return _COLOURS[number % len(_COLOURS)]
-
-
-def _legend(axes: Axes, title: str, entries: dict[str, tuple[str, str]], place: Corner) -> Legend:
-    """What a colour or a mark means, where no points are."""
+def _errors(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]:
+    """A dot per row by GPU, the mean error of each line in numbers; returns the entries of the legend."""
     from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
 
-    handles = [Line2D([], [], color=colour, marker=mark, ls="", ms=4, label=name) for name, (colour, mark) in entries.items()]
-    return axes.legend(handles=handles, title=title, title_fontsize=8, fontsize=7, loc=place)
+    colours = {gpu: _COLOURS[at % len(_COLOURS)] for at, gpu in enumerate(sorted({row.gpu for row in lines["all"]}))}
+    axes.axvspan(-100 * CLOSE, 100 * CLOSE, color=LIGHT, lw=0, zorder=0)
+    axes.axvline(0, color=DARK, lw=1, zorder=1)
+    for y, group in enumerate(lines.values()):
+        places = [y + SPREAD * (2 * (at * TURN % 1) - 1) for at in range(len(group))]
+        errors = [100 * (row.error or 0.0) for row in group]
+        axes.scatter(errors, places, s=14, color=[colours[row.gpu] for row in group], edgecolors=WHITE, linewidths=0.3, zorder=2)
+        summed = Errors.of(group)
+        if summed:
+            axes.plot([100 * summed.bias] * 2, [y - SPREAD - 0.08, y + SPREAD + 0.08], color=BLACK, lw=2, zorder=3)
+            axes.annotate(
+                percent(summed.mean),
+                (1.0, y),
+                xycoords=axes.get_yaxis_transform(),
+                xytext=(38, 0),
+                textcoords="offset points",
+                ha="right",
+                va="center",
+                fontsize=9,
+                color=DARK,
+                fontweight="bold" if not y else "normal",
+            )
+    axes.set(xlabel="predicted over published step time, less 1 (%)")
+    axes.set_title("How far are predictions off? At the right: mean error")
+    dots = [Line2D([], [], color=colour, marker="o", ls="", ms=5, label=gpu) for gpu, colour in colours.items()]
+    bias = Line2D([], [], color=BLACK, marker="|", ls="", ms=11, mew=2, label="bias (mean)")
+    return [*dots, bias, Patch(facecolor=LIGHT, label=f"±{100 * CLOSE:.0f} %")]
 
 
 def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
-    """(level, share of rows whose interval of that level holds the published step), for levels of 5 to 95 %."""
+    """(level, share of rows whose interval of that level holds the published step), for each of `LEVELS`."""
     from statistics import NormalDist
 
     scores = []
@@ -79,24 +86,26 @@ def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
         if row.error is not None and row.high and row.low and row.predicted_step and row.step:
             side = row.high if row.step > row.predicted_step else row.low
             scores.append(abs(math.log(row.step / row.predicted_step) / math.log(side / row.predicted_step)) * NORMAL)
-    levels = [level / 100 for level in range(5, 100, 5)]
     return [
-        (level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores))) for level in levels
+        (level, sum(score <= NormalDist().inv_cdf((1 + level) / 2) for score in scores) / max(1, len(scores))) for level in LEVELS
     ]
 
 
-def _calibration(axes: Axes, rows: Sequence[Compared]) -> None:
-    for number, (source, group) in enumerate(sorted(grouped(rows, "source").items())):
-        axes.plot(
-            *zip(*stated_and_held(group), strict=True),
-            color=_colour(number),
-            lw=1,
-            marker=_MARKS[number % len(_MARKS)],
-            ms=3,
-            label=source,
-        )
-    axes.plot(*zip(*stated_and_held(rows), strict=True), color=DARK, lw=2.5, label="all")
-    axes.plot([0, 1], [0, 1], color=GREY, lw=1, ls="--")
-    axes.set(xlim=(0, 1), ylim=(0, 1), xlabel="stated level of the interval", ylabel="share of rows that it holds")
+def _held(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]:
+    """A dot per level and line, joined with the level that was stated; returns the entries of the legend."""
+    from matplotlib.lines import Line2D
+
+    for level, colour in LEVELS.items():
+        axes.axvline(100 * level, color=colour, lw=1.2, ls="--", zorder=0)
+    for y, group in enumerate(lines.values()):
+        axes.axhline(y, color=LIGHT, lw=0.8, zorder=0)
+        for at, (level, share) in enumerate(stated_and_held(group)):
+            place, colour = y + 0.22 * (at - 1), LEVELS[level]
+            axes.plot([100 * level, 100 * share], [place, place], color=colour, lw=1.4, zorder=1)
+            axes.plot(100 * share, place, "o", color=colour, ms=5.5, zorder=2)
+    axes.set(xlim=(0, 103), xlabel="rows held (%); left of its line: bars too narrow")
     axes.set_title("Do the error bars hold?")
-    axes.legend(fontsize=7)
+    return [
+        Line2D([], [], color=colour, marker="o", ms=5.5, lw=1.4, label=f"{100 * level:.0f} % interval")
+        for level, colour in LEVELS.items()
+    ]

@@ -57,9 +57,8 @@ def test_the_csv_has_every_row() -> None:
 
 
 def test_error_bars_hold_what_they_hold() -> None:
-    held = dict(stated_and_held(ROWS))
-    assert held[0.8] == pytest.approx(2 / 3)  # ±10 %: 5 % and 0 % off are inside, 20 % is not
-    assert held[0.05] == pytest.approx(1 / 3)
+    """±10 % at 80 %, so ±5.1 % at 50 %: steps that are 0 and 5 % off are inside of both, 8 % of the first, 20 % of none."""
+    assert stated_and_held([*ROWS, row("5", 1.0, 1.08)]) == [(0.5, 0.5), (0.8, 0.75), (0.95, 0.75)]
 
 
 def test_a_tornado_shows_the_change_both_ways() -> None:
