@@ -143,6 +143,9 @@ class Job:
         plan, model, sequence = self.plan, self.model, self.plan.sequence_of(self.model)
         if plan.sequence is None and sequence < model.context:
             yield f"sequence: {sequence:,} tokens by default, of the model's {model.context:,}; plan.sequence says otherwise"
+        if self._kernels_unsaid:
+            others = "plan.kernels=torch is PyTorch's own modules, slower and larger, compiled those of torch.compile"
+            yield f"kernels: Megatron-LM's with Transformer Engine by default; {others}"
         if sequence > model.context:
             beyond = f"{model.positions} positions go on beyond, which frameworks compute, but {model.name} has not learned them"
             yield f"sequence={sequence:,} exceeds the context of {model.context:,} tokens: {beyond}"
@@ -167,6 +170,13 @@ class Job:
             yield f"uneven_batch=drop_last: {left:,} of {plan.global_batch:,} sequences of a step are not trained on"
         if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:
             yield f"schedule={plan.schedule} with pp=1: there is no pipeline; each rank runs its own passes in that order"
+
+    @property
+    def _kernels_unsaid(self) -> bool:
+        """Whether nobody said whose kernels run a plan that PyTorch carries out by itself: without degrees of model parallelism."""
+        plan = self.plan
+        alone = plan.tp == plan.pp == plan.cp == plan.ep == 1
+        return alone and plan.kernels == Plan.model_fields["kernels"].default and "kernels" not in plan.model_fields_set
 
     @property
     def hash(self) -> str:

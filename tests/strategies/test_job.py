@@ -77,9 +77,25 @@ def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
     ],
 )
 def test_what_a_plan_says_beyond_the_model_or_without_effect_is_noted(model: str, plan: dict[str, Any], note: str) -> None:
-    plain = {"global_batch": 8, "sequence": 4096}
+    plain = {"global_batch": 8, "sequence": 4096, "kernels": "megatron"}
     assert any(line.startswith(note) for line in read_job(model=model, cluster="dgx-h100", plan=plain | plan).notes)
     assert read_job(model=model, cluster="dgx-h100", plan=plain).notes == ()
+
+
+@pytest.mark.parametrize(
+    ("plan", "noted"),
+    [
+        ({}, True),
+        ({"data_parallel": "fsdp"}, True),
+        ({"kernels": "megatron"}, False),
+        ({"kernels": "torch"}, False),
+        ({"tp": 8}, False),
+    ],
+)
+def test_whose_kernels_are_assumed_is_said_where_pytorch_alone_could_train_so(plan: dict[str, Any], noted: bool) -> None:
+    said = {"global_batch": 8, "sequence": 4096} | plan
+    notes = read_job(model="llama-2-7b", cluster="dgx-h100", plan=said).notes
+    assert any(line.startswith("kernels: Megatron-LM's") for line in notes) == noted
 
 
 def test_learned_positions_end_with_the_context() -> None:
