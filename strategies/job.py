@@ -173,7 +173,7 @@ class Job:
 
     @property
     def _kernels_unsaid(self) -> bool:
-        """Whether nobody said whose kernels run a plan that PyTorch carries out by itself: without degrees of model parallelism."""
+        """Whether nobody said whose kernels run a plan without model parallelism, which PyTorch carries out by itself."""
         plan = self.plan
         alone = plan.tp == plan.pp == plan.cp == plan.ep == 1
         return alone and plan.kernels == Plan.model_fields["kernels"].default and "kernels" not in plan.model_fields_set
