@@ -13,11 +13,12 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sim.engine.lanes import Lanes
+from sim.op_index import op_index
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block, Op, Work
 from sim.replay.places import Column, Floats
-from sim.replay.step import BlockTimes, NodeTimes, StepReplay, replay_of
+from sim.replay.step import BlockTimes, StepReplay, replay_of
 from sim.timeline import Timeline
 
 
@@ -40,35 +41,38 @@ class _Repriced(StepReplay):
         self._played = replay_of(timeline)
         super().__init__(timeline)
 
-    def _cohort(self, number: int) -> Iterator[NodeTimes]:
+    def _cohort(self, number: int) -> None:
         lanes = [lane for lane, each in enumerate(self.timeline.lanes) if each.cohort == number]
-        first, end = self.graph.first[number : number + 2]
-        blocks: dict[Block, BlockTimes] = {}
-        slower = self._slower(lanes[0])
-        changes = self._changes(number, lanes)
-        for op, times, change in zip(self.program.cohorts[number].ops, self._played.nodes[first:end], changes, strict=True):
-            launched, held, longer = times.launched + change.launched, times.held + change.held, times.seconds
+        begin, cohort = self.graph.first[number], self.program.cohorts[number]
+        nodes, played, slower = self.nodes, self._played.nodes, self._slower(lanes[0])
+        blocks: dict[Work, BlockTimes] = {}
+        for _, op, ops in op_index(cohort).works:
             if isinstance(op.work, Block):
-                if op.work not in blocks:
-                    blocks[op.work] = self._costs(number, op.work, lanes)
-                    self.blocks.append(blocks[op.work])
-                yield NodeTimes(launched, blocks[op.work], slower * longer if times.delayed else longer, times.delayed, held)
-            else:
-                yield NodeTimes(launched, None, longer * change.longer, False, held)
+                blocks[op.work] = self._costs(number, op.work, lanes, len(ops))
+        self.blocks.append(list(blocks.values()))
+        pairs = zip(cohort.ops, self._changes(number, lanes), strict=True)
+        for node, (op, (launched, held, longer)) in enumerate(pairs, begin):
+            nodes.launched.append(played.launched[node] + launched)
+            nodes.seconds.append(played.seconds[node] * longer)
+            nodes.block.append(blocks.get(op.work))
+            if node in played.added:
+                nodes.added[node] = slower * played.added[node]
+            if node in played.held:
+                nodes.held[node] = played.held[node] + held
 
     def _slower(self, lane: int) -> Column:
         """The factor of what collectives beside kernels make them longer."""
         usual = self._usual.profile(lane).slowdown - 1
         return np.array([[(other.profile(lane).slowdown - 1) / usual for other in self._others]]) if usual else 1.0
 
-    def _costs(self, cohort: int, block: Block, lanes: list[int]) -> BlockTimes:
+    def _costs(self, cohort: int, block: Block, lanes: list[int], ops: int) -> BlockTimes:
         ranks = [self.timeline.lanes[lane].rank for lane in lanes]
         costs = [[other.op_costs.block(block, cohort, rank=rank) for other in self._others] for rank in ranks]
         busy, critical = (
             self.places.rows(cohort, np.array([[getattr(cost, name) for cost in each] for each in costs]))
             for name in ("busy", "critical")
         )
-        return BlockTimes(cohort, busy, critical, 0.0, 0.0)
+        return BlockTimes(busy, critical, 0.0, 0.0, ops)
 
     def _changes(self, number: int, lanes: list[int]) -> Iterator[_Change]:
         """What prices change of each op of a cohort, in program order."""

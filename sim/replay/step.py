@@ -11,15 +11,14 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import pairwise
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import Block, Collective
 from sim.replay.places import Column, Floats, Groups, Places
@@ -52,42 +51,53 @@ class Replayed:
         return self.places.by_rank(self.through)
 
 
-class NodeTimes(NamedTuple):
-    """Times of one node in the played step, in seconds: a number where all places have the same, or one per place."""
-
-    launched: Column  # since the step began, or since the host went on
-    block: BlockTimes | None  # None: a transfer
-    seconds: Column  # of a transfer; of a block, what is added to it whatever its kernels take
-    delayed: bool  # whether anything is added
-    held: Column = 0.0  # of a node that holds up the host: the host's work since it went on before
-
-
 @dataclass(eq=False, slots=True)
 class BlockTimes:
-    """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long."""
+    """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long.
+    ops: how many ops of the step run it.
+    """
 
-    cohort: int
     busy: Column
     critical: Column
     busy_slope: Column
     critical_slope: Column
+    ops: int
 
-    def with_factors(self, factors: list[Floats] | None) -> tuple[Column, Column]:
-        """busy and critical of kernels that take `factors` as long, by cohort."""
-        if factors is None:
-            return self.busy, self.critical
-        more = factors[self.cohort] - 1
+    def slower(self, more: Column) -> tuple[Column, Column]:
+        """busy and critical of kernels that take 1 + `more` times as long."""
         return self.busy + more * self.busy_slope, self.critical + more * self.critical_slope
 
 
-class _Drawn:
+class NodeTimes:
+    """Times of the nodes of a graph in the played step, in seconds: numbers where all places have the same, or one per place.
+
+    launched: since the step began, or since the host went on; seconds: of transfers; block: None of transfers; added: to blocks
+    whatever their kernels take, of those to which anything is; held: of nodes that hold up the host, its work since it went on
+    before.
+    """
+
+    def __init__(self) -> None:
+        self.launched: list[Column] = []
+        self.seconds: list[Column] = []
+        self.block: list[BlockTimes | None] = []
+        self.added: dict[int, Column] = {}
+        self.held: dict[int, Column] = {}
+
+
+class Meeting(NamedTuple):
+    """Nodes that start together, in the order of evaluation, and the groups in which their ranks meet; None: by themselves."""
+
+    members: list[int]
+    groups: Groups | None
+
+
+class _Drawn(NamedTuple):
     """A block whose kernels take other times: busy and critical, the least that it is busy, and the most of critical."""
 
-    __slots__ = ("busy", "critical", "late", "least")
-
-    def __init__(self, busy: Column, critical: Column) -> None:
-        self.busy, self.critical = busy, critical
-        self.least, self.late = float(np.min(busy)), float(np.max(critical))
+    busy: Column
+    critical: Column
+    least: float
+    late: float
 
 
 def replay_of(timeline: Timeline) -> StepReplay:
@@ -106,39 +116,59 @@ class StepReplay:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
         self.places = Places(timeline)
         self.graph = program_graph(self.program)
-        self.blocks: list[BlockTimes] = []
-        self.nodes = [times for number in range(len(self.program.cohorts)) for times in self._cohort(number)]
+        self.blocks: list[list[BlockTimes]] = []  # by cohort
+        self.nodes = NodeTimes()
+        for number in range(len(self.program.cohorts)):
+            self._cohort(number)
         self._meetings = self._meet()
+        self._order = list(self.graph.nodes_in_order())
 
     # -- the played step -------------------------------------------------------------------------------------------------
 
-    def _cohort(self, number: int) -> Iterator[NodeTimes]:
-        timeline = self.timeline
+    def _cohort(self, number: int) -> None:
+        """Add the times of a cohort's nodes."""
+        timeline, nodes, begin = self.timeline, self.nodes, self.graph.first[number]
         lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
         first = [timeline.offset[lane] for lane in lanes]
-        several = partial(self.places.column, number)
-        stretch, owed = timeline.stretch, timeline.owed
-        launched, seconds = (self._columns(number, times) for times in (timeline.launched, timeline.ends - timeline.starts))
-        blocks: dict[Block, BlockTimes] = {}
+        launched = self._columns(number, timeline.launched)
+        if self.graph.held_before:
+            launched = self._since_held(number, launched)
+        nodes.launched += launched
+        nodes.seconds += self._columns(number, timeline.ends - timeline.starts)
+        nodes.block += [None] * len(launched)
+        self.blocks.append([])
+        for place, op, ops in op_index(self.program.cohorts[number]).works:
+            if isinstance(op.work, Block):
+                played = [cast(BlockCost, timeline.cost[at + place]) for at in first]
+                block = self._block(number, op.work, lanes, played, len(ops))
+                self.blocks[number].append(block)
+                for index in ops.tolist():
+                    nodes.block[begin + index] = block
+        self._add(number, first)
+
+    def _since_held(self, number: int, launched: list[Column]) -> list[Column]:
+        """When nodes of a cohort are launched after its host went on."""
+        timeline, (begin, end) = self.timeline, self.graph.first[number : number + 2]
+        lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
         resumed: Column = 0.0
-        for index, op in enumerate(self.program.cohorts[number].ops):
-            held, work = 0.0, op.work
-            if op.held:
-                each = [timeline.resumptions[at + index] for at in first]
-                held, resumed = each[0].busy, several([resumption.time for resumption in each])
-            ahead = launched[index] - resumed
-            if isinstance(work, Block):
-                block = blocks.get(work)
-                if block is None:
-                    played = [cast(BlockCost, timeline.cost[at + index]) for at in first]
-                    block = blocks[work] = self._block(number, work, lanes, played)
-                    self.blocks.append(block)
-                more = [stretch[at + index] for at in first]
-                if owed:
-                    more = [each + sum(owed.get(at + index, {}).values()) for at, each in zip(first, more, strict=True)]
-                yield NodeTimes(ahead, block, several(more), any(more), held)
-            else:
-                yield NodeTimes(ahead, None, seconds[index], False, held)
+        result = []
+        for index, node in enumerate(range(begin, end)):
+            if node in self.graph.held_before:
+                each = [timeline.resumptions[timeline.offset[lane] + index] for lane in lanes]
+                self.nodes.held[node] = each[0].busy
+                resumed = self.places.column(number, [resumption.time for resumption in each])
+            result.append(launched[index] - resumed)
+        return result
+
+    def _add(self, number: int, first: list[int]) -> None:
+        """What collectives beside blocks of a cohort, and effects, add to them. first: op of each of its lanes."""
+        timeline, (begin, end) = self.timeline, self.graph.first[number : number + 2]
+        if not timeline.owed and not any(any(timeline.stretch[at : at + end - begin]) for at in first):
+            return
+        for index in range(end - begin):
+            more = [timeline.stretch[at + index] + sum(timeline.owed.get(at + index, {}).values()) for at in first]
+            if any(more):
+                self.nodes.added[begin + index] = self.places.column(number, more)
 
     def _columns(self, cohort: int, times: Sequence[float] | Floats) -> list[Column]:
         """Times of the ops of a cohort's lanes: see `Places.column`."""
@@ -149,33 +179,39 @@ class StepReplay:
             return cast(list[Column], table[0])
         return [self.places.column(cohort, list(each)) for each in zip(*table, strict=True)]
 
-    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost]) -> BlockTimes:
+    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost], ops: int) -> BlockTimes:
         costs, column = self.timeline.op_costs, partial(self.places.column, cohort)
         ranks = [self.timeline.lanes[lane].rank for lane in lanes]
         slower, usual = ([costs.block(block, cohort, factor, rank=rank) for rank in ranks] for factor in (FACTOR, 1.0))
-        busy, critical = (
-            column([(getattr(more, name) - getattr(less, name)) / (FACTOR - 1) for more, less in zip(slower, usual, strict=True)])
-            for name in ("busy", "critical")
-        )
-        return BlockTimes(
-            cohort, column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical
-        )
+        pairs = list(zip(slower, usual, strict=True))
+        busy = column([(more.busy - less.busy) / (FACTOR - 1) for more, less in pairs])
+        critical = column([(more.critical - less.critical) / (FACTOR - 1) for more, less in pairs])
+        return BlockTimes(column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical, ops)
 
-    def _meet(self) -> dict[int, Groups]:
-        """By first node of those whose ranks meet, their groups; without meetings of every place with itself."""
+    def _meet(self) -> dict[int, Meeting]:
+        """By node whose ranks meet others, or those of other cohorts, where they do."""
         known: dict[Hashable, Groups | None] = {}
-        result = {}
-        for members in self.graph.order:
-            nodes = [self.graph.nodes[number] for number in members]
-            works = [node.op.work for node in nodes]
-            if isinstance(works[0], Collective):
-                collectives = [(node.cohort, cast(Collective, work)) for node, work in zip(nodes, works, strict=True)]
-                key = tuple((cohort, () if work.cohorts else work.axes) for cohort, work in collectives)
-                if key not in known:
-                    known[key] = Groups.of([self.places.groups(work, cohort) for cohort, work in collectives])
-                if (groups := known[key]) is not None:
-                    result[members[0]] = groups
+        result: dict[int, Meeting] = {}
+        for number, first in enumerate(self.graph.first[:-1]):
+            for _, op, ops in op_index(self.program.cohorts[number]).works:
+                for node in (first + ops).tolist() if isinstance(op.work, Collective) else ():
+                    if node not in result:
+                        members = self.graph.together.get(node, [node])
+                        meeting = Meeting(members, self._groups(members, known))
+                        if meeting.groups or len(members) > 1:
+                            result |= dict.fromkeys(members, meeting)
         return result
+
+    def _groups(self, members: list[int], known: dict[Hashable, Groups | None]) -> Groups | None:
+        """The groups of nodes that meet."""
+        cohorts = [self.graph.cohort(node) for node in members]
+        works = [cast(Collective, self.graph.ops[node].work) for node in members]
+        # groups are numbered by the other coordinates: alike in cohorts that fix the same axes, unless they share their ranks
+        fixed = cohorts if self.program.allotments else [tuple(self.program.cohorts[cohort].at) for cohort in cohorts]
+        key = tuple((() if work.cohorts else work.axes, axes) for work, axes in zip(works, fixed, strict=True))
+        if key not in known:
+            known[key] = Groups.of([self.places.groups(*each) for each in zip(works, cohorts, strict=True)])
+        return known[key]
 
     # -- times -----------------------------------------------------------------------------------------------------------
 
@@ -183,62 +219,87 @@ class StepReplay:
         """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples), or by cohort
         those of each place; transfers: the factors of each collective and send.
         """
-        factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
-        blocks = {block: _Drawn(*block.with_factors(factors)) for block in self.blocks}
-        every, nodes, maximum = self.nodes, self.graph.nodes, np.maximum
-        ends: list[Any] = [None] * len(every)
-        soonest = [0.0] * len(every)  # no place ends before
-        resumed: dict[int, Floats] = {}
-        for members, over in zip(self.graph.order, self.graph.used_last, strict=True):
-            starts = []
-            for number in members:
-                ready, least, times = ORIGIN, 0.0, every[number]
-                for before in nodes[number].before:
-                    ready = ends[before] if ready is ORIGIN else maximum(ready, ends[before])
-                    if soonest[before] > least:
-                        least = soonest[before]
-                launched = self._launched(number, ready, resumed)
-                most = launched if isinstance(launched, float) else float(launched.max())
-                if times.block is not None:
-                    drawn = blocks[times.block]
-                    end = ready + drawn.busy
-                    least += drawn.least
-                    if most + drawn.late > least:  # the GPU or the host is through with it, whichever is later
-                        end = maximum(end, launched + drawn.critical)
-                    if times.delayed:
-                        end, least = end + times.seconds, least + float(np.min(times.seconds))
-                    ends[number] = end
+        graph, nodes, drawn, maximum = self.graph, self.nodes, self._drawn(kernels), np.maximum
+        before, launches, added, seconds, blocks = graph.before, nodes.launched, nodes.added, nodes.seconds, nodes.block
+        ends: list[Any] = [None] * len(before)
+        soonest = [0.0] * len(before)  # no place ends before
+        uses, meetings = graph.uses.copy(), self._meetings
+        resumed: dict[int, Floats] | None = {} if nodes.held else None
+        for number in self._order:
+            ready, least = ORIGIN, 0.0
+            for awaited in before[number]:
+                ready = ends[awaited] if ready is ORIGIN else maximum(ready, ends[awaited])
+                if soonest[awaited] > least:
+                    least = soonest[awaited]
+                uses[awaited] -= 1
+                if not uses[awaited]:
+                    ends[awaited] = None  # its memory is for what comes
+            launched = launches[number] if resumed is None else self._launched(number, ready, resumed)
+            most = launched if isinstance(launched, float) else float(launched.max())
+            block = blocks[number]
+            if block is not None:
+                busy, critical, shortest, late = drawn[block]
+                end = ready + busy
+                least += shortest
+                if most + late > least:  # the GPU or the host is through with it, whichever is later
+                    end = maximum(end, launched + critical)
+                if number in added:
+                    end, least = end + added[number], least + float(np.min(added[number]))
+                ends[number] = end
+            else:
+                if most > least:
+                    ready = maximum(ready, launched)
+                if number in meetings:
+                    ends[number] = ready
+                    self._start(meetings[number], number, ends, transfers)
                 else:
-                    starts.append(maximum(ready, launched) if most > least else ready)
-                soonest[number] = least
-            if starts:
-                if members[0] in self._meetings:
-                    starts = self._meetings[members[0]].latest(starts)
-                for number, start in zip(members, starts, strict=True):
-                    lasting = every[number].seconds
-                    ends[number] = start + (lasting if transfers is None else lasting * transfers(members[0], self.places.count))
-            for done in over:
-                ends[done] = None
+                    ends[number] = ready + (seconds[number] if transfers is None else self._perturbed(number, number, transfers))
+            soonest[number] = least
         return self._through(ends)
+
+    def _start(self, meeting: Meeting, node: int, ends: list[Any], transfers: Transfers | None) -> None:
+        """Start a collective whose nodes meet when the last of them is ready. ends: until then, when each is ready."""
+        members, groups = meeting
+        if node != members[-1]:
+            return
+        starts = [ends[member] for member in members]
+        for member, start in zip(members, groups.latest(starts) if groups else starts, strict=True):
+            lasting = self.nodes.seconds[member] if transfers is None else self._perturbed(member, members[0], transfers)
+            ends[member] = start + lasting
+
+    def _perturbed(self, node: int, first: int, transfers: Transfers) -> Column:
+        return self.nodes.seconds[node] * transfers(first, self.places.count)
+
+    def _drawn(self, kernels: Factors | None) -> dict[BlockTimes, _Drawn]:
+        """Blocks whose kernels take other times: see `times`."""
+        factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
+        result = {}
+        for cohort, blocks in enumerate(self.blocks):
+            more = 0.0 if factors is None else factors[cohort] - 1
+            for block in blocks:
+                busy, critical = block.slower(more)
+                result[block] = _Drawn(busy, critical, float(np.min(busy)), float(np.max(critical)))
+        return result
 
     def computing(self, kernels: Factors) -> list[Floats]:
         """By cohort, the seconds in which the GPUs of each place compute, shape (places, samples). kernels: see `times`."""
         factors = kernels if isinstance(kernels, list) else self.places.slowest(kernels)
         result = []
-        for first, end in pairwise(self.graph.first):
-            counts = Counter(times.block for times in self.nodes[first:end] if times.block is not None)
-            total = np.zeros((self.places.count, factors[0].shape[1]))
-            for block, count in counts.items():
-                total += count * block.with_factors(factors)[0]
+        for blocks, longer in zip(self.blocks, factors, strict=True):
+            total, more = np.zeros((self.places.count, longer.shape[1])), longer - 1
+            for block in blocks:
+                total += block.ops * block.slower(more)[0]
             result.append(total)
         return result
 
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
         """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
-        node, times = self.graph.nodes[number], self.nodes[number]
-        if node.op.held:
-            resumed[number] = np.maximum(ready, (resumed[node.held_before] if node.held_before >= 0 else 0.0) + times.held)
-        return times.launched + resumed[node.resumption] if node.resumption >= 0 else times.launched
+        graph = self.graph
+        if number in graph.held_before:
+            before = graph.held_before[number]
+            resumed[number] = np.maximum(ready, (resumed[before] if before >= 0 else 0.0) + self.nodes.held[number])
+        resumption = graph.resumption[number]
+        return self.nodes.launched[number] + resumed[resumption] if resumption >= 0 else self.nodes.launched[number]
 
     def _through(self, ends: list[Floats]) -> Replayed:
         """When each rank has ended all of its ops."""

@@ -187,14 +187,15 @@ def _longest(program: Program, seconds: list[Seconds]) -> float:
 def _longest_drawn(program: Program, seconds: list[dict[Work, Floats | float]]) -> Floats:
     """When the last op ends in each draw."""
     graph = program_graph(program)
-    ends: list[Any] = [None] * len(graph.nodes)
+    cohort = np.repeat(np.arange(len(program.cohorts)), np.diff(graph.first)).tolist()
+    ends: list[Any] = [None] * len(graph.ops)
     latest = np.zeros(1)
-    for number in chain.from_iterable(graph.order):
-        cohort, op, before, *_ = graph.nodes[number]
+    for number in graph.nodes_in_order():
+        before = graph.before[number]
         start = ends[before[0]] if before else 0.0
         for other in before[1:]:
             start = np.maximum(start, ends[other])
-        ends[number] = start + seconds[cohort][op.work]
+        ends[number] = start + seconds[cohort[number]][graph.ops[number].work]
     for number in chain.from_iterable(graph.last):
         latest = np.maximum(latest, ends[number])
     return latest
