@@ -247,54 +247,76 @@ def served() -> Iterator[str]:
         server.terminate()
 
 
-def test_a_person_changes_a_job_in_a_browser(served: str) -> None:
-    """Changes bring new answers, the address restores them; nothing is asked of other machines, and the console is empty."""
+@pytest.fixture
+def browser() -> Iterator[Any]:
     playwright = pytest.importorskip("playwright.sync_api")
     browser_path = shutil.which("chromium") or shutil.which("google-chrome")
     if browser_path is None:
         pytest.skip("needs Chromium")
-    problems: list[str] = []
     with playwright.sync_playwright() as started:
-        browser = started.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-background-networking"])
-        tab = browser.new_page()
-        tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
-        tab.on("pageerror", lambda error: problems.append(str(error)))
-        tab.on("request", lambda request: None if request.url.startswith((served, "data:")) else problems.append(request.url))
-        tab.goto(served)
-        tab.wait_for_selector("main[data-ready]")
-        first, verdict = tab.get_attribute("main", "data-ready"), tab.inner_text("#verdict")
-        assert verdict.startswith("llama-3.1-70b on 8 × dgx-h100")
-        assert " s" in tab.inner_text("#cards .card:first-child b")
-        assert "(" not in "".join(tab.locator("#cards b").all_inner_texts())  # intervals are below, smaller
-        tab.click("#pin")
-        tab.locator("[id='field-nodes']").fill("16")
-        tab.locator("[id='field-nodes']").press("Tab")
-        tab.wait_for_selector(f"main:not([data-ready='{first}'])")
-        assert "16 × dgx-h100" in tab.inner_text("#verdict")
-        assert tab.url.endswith("#nodes=16")
-        assert "as it began" in tab.inner_text("#pinned table")
-        tab.select_option("[id='field-plan.recompute']", "full")
-        tab.wait_for_selector("#breakdown .legend >> text=recompute")
-        address, changed = tab.url, tab.inner_text("#verdict")
-        tab.focus("#timeline > canvas")
-        for key in ("+", "+", "ArrowRight", "-", "Home"):
-            tab.keyboard.press(key)
-        box = tab.locator("#timeline > canvas").bounding_box()
-        tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
-        tab.wait_for_selector("#timeline .readout >> text=microbatch")
-        slider = tab.locator(".control:has([id='field-plan.microbatch']) input[type=range]")
-        slider.focus()
-        tab.keyboard.press("ArrowRight")
-        tab.wait_for_selector("#verdict >> text=tokens")
-        assert "plan.microbatch=2" in tab.url
-        other = browser.new_page()
-        other.goto(address)
-        other.wait_for_selector("main[data-ready]")
-        assert other.inner_text("#verdict") == changed
-        other.locator("[id='field-plan.tp']").fill("3")
-        other.locator("[id='field-plan.tp']").press("Tab")
-        other.wait_for_selector("#error:not([hidden]) >> text=does not divide")
-        browser.close()
+        launched = started.chromium.launch(executable_path=browser_path, args=["--no-sandbox", "--disable-background-networking"])
+        yield launched
+        launched.close()
+
+
+CHANGED_AT_ONCE = """texts => { const slider = document.querySelector(".control:has([id='field-nodes']) input[type=range]");
+  for (const text of texts) { slider.value = text; slider.dispatchEvent(new Event("input")); }
+  slider.dispatchEvent(new Event("change")); }"""
+
+
+def test_a_change_is_asked_for_at_once_and_the_last_of_many_next(served: str, browser: Any) -> None:
+    """A slider that passes 1, 2, 4 and stays at 16 nodes: its first place is asked for, then the last, none between."""
+    tab, asked = browser.new_page(), []
+    tab.goto(served)
+    tab.wait_for_selector("main[data-ready]")
+    tab.on("request", lambda request: asked.append(request.post_data_json["changes"]) if "api/answer" in request.url else None)
+    tab.evaluate(CHANGED_AT_ONCE, ["0", "1", "2", "4"])
+    tab.wait_for_selector("#verdict >> text=16 × dgx-h100")
+    tab.wait_for_selector("main:not(.stale)")
+    assert [next(text for text in texts if text.startswith("nodes=")) for texts in asked] == ["nodes=1", "nodes=16"]
+
+
+def test_a_person_changes_a_job_in_a_browser(served: str, browser: Any) -> None:
+    """Changes bring new answers, the address restores them; nothing is asked of other machines, and the console is empty."""
+    problems: list[str] = []
+    tab = browser.new_page()
+    tab.on("console", lambda message: problems.append(message.text) if message.type in ("error", "warning") else None)
+    tab.on("pageerror", lambda error: problems.append(str(error)))
+    tab.on("request", lambda request: None if request.url.startswith((served, "data:")) else problems.append(request.url))
+    tab.goto(served)
+    tab.wait_for_selector("main[data-ready]")
+    first, verdict = tab.get_attribute("main", "data-ready"), tab.inner_text("#verdict")
+    assert verdict.startswith("llama-3.1-70b on 8 × dgx-h100")
+    assert " s" in tab.inner_text("#cards .card:first-child b")
+    assert "(" not in "".join(tab.locator("#cards b").all_inner_texts())  # intervals are below, smaller
+    tab.click("#pin")
+    tab.locator("[id='field-nodes']").fill("16")
+    tab.locator("[id='field-nodes']").press("Tab")
+    tab.wait_for_selector(f"main:not([data-ready='{first}'])")
+    assert "16 × dgx-h100" in tab.inner_text("#verdict")
+    assert tab.url.endswith("#nodes=16")
+    assert "as it began" in tab.inner_text("#pinned table")
+    tab.select_option("[id='field-plan.recompute']", "full")
+    tab.wait_for_selector("#breakdown .legend >> text=recompute")
+    address, changed = tab.url, tab.inner_text("#verdict")
+    tab.focus("#timeline > canvas")
+    for key in ("+", "+", "ArrowRight", "-", "Home"):
+        tab.keyboard.press(key)
+    box = tab.locator("#timeline > canvas").bounding_box()
+    tab.mouse.move(box["x"] + box["width"] / 2, box["y"] + 10)
+    tab.wait_for_selector("#timeline .readout >> text=microbatch")
+    slider = tab.locator(".control:has([id='field-plan.microbatch']) input[type=range]")
+    slider.focus()
+    tab.keyboard.press("ArrowRight")
+    tab.wait_for_selector("#verdict >> text=tokens")
+    assert "plan.microbatch=2" in tab.url
+    other = browser.new_page()
+    other.goto(address)
+    other.wait_for_selector("main[data-ready]")
+    assert other.inner_text("#verdict") == changed
+    other.locator("[id='field-plan.tp']").fill("3")
+    other.locator("[id='field-plan.tp']").press("Tab")
+    other.wait_for_selector("#error:not([hidden]) >> text=does not divide")
     assert [problem for problem in problems if "422" not in problem] == []
 
 

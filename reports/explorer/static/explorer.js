@@ -5,9 +5,9 @@ import { Form, fromAddress, sections, toAddress } from "./form.js";
 import { curve, Memory } from "./plots.js";
 import { Timeline } from "./timeline.js";
 
-const PAUSE = 60;  // milliseconds without a change before the answer is asked for
+const QUIET = 300;  // milliseconds without a change before the interval is asked for, which takes longest
 const main = $("main"), pinned = [];
-let asking = null, answer = null, texts = [], lane = null, searching = null;
+let drawing = null, answer = null, asked = null, texts = [], lane = null, searching = null;
 
 async function ask(name, body, signal) {
   const response = await fetch(`/api/${name}`, { method: "POST", headers: { "content-type": "application/json" }, body: JSON.stringify(body), signal });
@@ -17,36 +17,42 @@ async function ask(name, body, signal) {
 }
 
 const form = new Form(sections(), () => later());
-let pause = null;
 function later() {
+  const now = form.texts;
   toAddress(form.changes);
-  clearTimeout(pause);
-  pause = setTimeout(update, PAUSE);
+  if (JSON.stringify(now) === JSON.stringify(texts)) return;
+  texts = now;
+  drawing?.abort();
+  if (!asked) update();
 }
 
+/** Ask at once, and again for what changes meanwhile: the server works on one answer at a time. */
 async function update() {
-  asking?.abort();
-  const mine = asking = new AbortController();
-  texts = form.texts;
   main.classList.add("stale");
-  try {
-    answer = await ask("answer", { changes: texts }, mine.signal);
-    show(answer);
-    failed("");
-    main.classList.remove("stale");
-    const data = await ask("timeline", { changes: texts }, mine.signal).catch(error => {
-      if (error.name === "AbortError") throw error;
-      $("#timeline .readout").textContent = error.message;
-      return null;
-    });
-    lane = null;
-    if (data) { timeline.show(data); held(data); }
-    main.dataset.ready = answer.hash;
-    const surer = await ask("interval", { changes: texts }, mine.signal);
-    cards($("#cards"), surer.cards);
-  } catch (error) {
-    if (error.name !== "AbortError") failed(error.message);
-  }
+  let good;
+  do {
+    asked = texts;
+    good = await ask("answer", { changes: asked }).then(data => { show(answer = data); return true; }).catch(error => failed(error.message));
+  } while (asked !== texts);
+  asked = null;
+  if (!good) return;
+  failed("");
+  main.classList.remove("stale");
+  draw(answer.hash).catch(error => { if (error.name !== "AbortError") failed(error.message); });
+}
+
+/** The step over time; the interval around it when nothing has changed for a while. */
+async function draw(hash) {
+  const { signal } = drawing = new AbortController();
+  const data = await ask("timeline", { changes: texts }, signal).catch(error => {
+    if (error.name === "AbortError") throw error;
+    $("#timeline .readout").textContent = error.message;
+  });
+  lane = null;
+  if (data) { timeline.show(data); held(data); }
+  main.dataset.ready = hash;
+  await new Promise(done => setTimeout(done, QUIET));
+  if (!signal.aborted) cards($("#cards"), (await ask("interval", { changes: texts }, signal)).cards);
 }
 
 function failed(message) {
@@ -119,12 +125,12 @@ function memory(data) {
 
 const plot = new Memory($("#timeline .plot"), time => timeline.mark(time));
 const timeline = new Timeline($("#timeline"), {
-  more: window => ask("timeline", { changes: texts, window, ...(lane === null ? {} : { lane }) }, asking.signal)
+  more: window => ask("timeline", { changes: texts, window, ...(lane === null ? {} : { lane }) }, drawing.signal)
     .then(data => timeline.show(data, true)).catch(() => {}),
   picked: chosen => {
     if (chosen === undefined) return;
     lane = chosen;
-    ask("timeline", { changes: texts, lane }, asking.signal).then(data => held(data)).catch(() => {});
+    ask("timeline", { changes: texts, lane }, drawing.signal).then(data => held(data)).catch(() => {});
   },
   moved: window => plot.look(window),
   at: time => plot.mark(time),
@@ -276,5 +282,6 @@ ask("form", {}).then(data => {
   form.build(data.sections);
   fields();
   for (const [field, text] of fromAddress()) form.set(field, text);
+  texts = form.texts;
   update();
 }).catch(error => failed(error.message));

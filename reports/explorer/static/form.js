@@ -41,8 +41,7 @@ export class Form {
     const slider = element("input", { type: "range", min: 0, max: control.field === "plan.sequence" ? 20 : 14, step: 1,
                                       "aria-label": `${control.label}, powers of two` });
     slider.value = level(control.value);
-    slider.addEventListener("input", () => { input.value = 2 ** Number(slider.value); });
-    slider.addEventListener("change", () => this.changed());
+    slider.addEventListener("input", () => { input.value = 2 ** Number(slider.value); this.changed(); });
     input.addEventListener("input", () => { slider.value = level(input.value); });
     input.levelled = () => { slider.value = level(input.value); };
     return slider;
