@@ -124,9 +124,9 @@ if "__path__" not in globals():  # a checkout, whose rooms lie beside this file;
 def __getattr__(name: str) -> Any:
     """Public names are imported when they are first used, so that `shardyard --help` is instant."""
     if name == "__version__":
-        from reports.inputs import shardyard_version
+        from reports.inputs import VERSION
 
-        return shardyard_version()
+        return VERSION
     if name not in _LAZY:
         raise AttributeError(f"module 'shardyard' has no attribute '{name}'")
     from importlib import import_module
@@ -141,12 +141,17 @@ def __dir__() -> list[str]:
 def command_line() -> None:
     """The command `shardyard`. While its modules are imported nothing is there to be kept: Ctrl-C ends it without a word."""
     import gc
+    import os
     import signal
 
-    gc.set_threshold(50_000, 20, 20)  # what modules and programs consist of stays: looking through it takes a tenth of the time
+    gc.set_threshold(500_000, 20, 20)  # what modules and programs consist of stays: looking through it took a tenth of the time
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # for which it would look through all that is installed
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the command itself runs
-    __getattr__("main")(prog_name="shardyard")
+    try:
+        __getattr__("main")(prog_name="shardyard")
+    finally:
+        gc.freeze()  # all of it goes with the process: Python need not look through it for cycles, which takes another tenth
 
 
 if __name__ == "__main__":

@@ -15,7 +15,8 @@ from typing import Any
 from calibration.fit.machine import kernels as fit_kernels
 from calibration.fit.machine.kernels import error
 from calibration.fit.machine.profile import Fit
-from calibration.launch.place import RankError, available_cores, crowded, find_device, is_root, under_launcher
+from calibration.launch.launcher import is_root, under_launcher
+from calibration.launch.place import RankError, available_cores, crowded, find_device
 from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
 from calibration.measure.layer_check import CHECKED, FITTED, checks

@@ -8,7 +8,8 @@ from pathlib import Path
 from calibration.devices import Kind
 from calibration.devices import device as compute_device
 from calibration.fit.machine.parts import Fitted
-from calibration.launch.place import available_cores, under_launcher
+from calibration.launch.launcher import under_launcher
+from calibration.launch.place import available_cores
 from calibration.machine import another_gpu, catalogue_gpu
 from calibration.measure.layer_check import Check
 from sim.pricing.shipped import load_profile

@@ -12,7 +12,8 @@ from calibration.drift import drift, drifted
 from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
 from calibration.launch.emulation import PROBE, Emulation, cluster, probe
-from calibration.launch.place import Hear, need_torch, under_launcher
+from calibration.launch.launcher import under_launcher
+from calibration.launch.place import Hear, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import elsewhere
 from sim.analysis.summary import Summary

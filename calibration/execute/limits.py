@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from calibration.launch.place import available_cores, under_launcher
+from calibration.launch.launcher import under_launcher
+from calibration.launch.place import available_cores
 from calibration.launch.throttle import SLOWEST
 from sim.engine.effects.speed import Speed
 from strategies.job import Job

@@ -21,7 +21,8 @@ from calibration.execute.reference.compare import distance, mean_loss
 from calibration.execute.reference.streamed import distance as distance_streamed
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
-from calibration.launch.place import Place, under_launcher
+from calibration.launch.launcher import under_launcher
+from calibration.launch.place import Place
 from calibration.machine import describe
 from calibration.measure.anchors import read
 from strategies.job import Job

@@ -21,8 +21,9 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
+from calibration.launch.launcher import under_launcher
 from calibration.launch.local import DEVICE
-from calibration.launch.place import under_launcher, uninterrupted
+from calibration.launch.place import uninterrupted
 from sim.pricing.prices import Profile
 from strategies.job import Job
 from topologies.cluster import UnequalCluster

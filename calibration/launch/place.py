@@ -19,7 +19,6 @@ from topologies.reading import UserError
 
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}
-CONTRACT = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
 PATIENT = 600.0
 PATIENCE: ContextVar[float] = ContextVar("seconds that a rank waits for another", default=PATIENT)
 
@@ -48,16 +47,6 @@ class Place:
         """What the rank computes on. A launcher may show each of its processes one GPU, which is then the first that it sees."""
         alone = self.device == "cuda" and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
         return device(self.device, 0 if alone else self.local_rank)
-
-
-def under_launcher() -> bool:
-    """Whether this process is one of the ranks that torchrun or a script started."""
-    return all(name in os.environ for name in CONTRACT)
-
-
-def is_root() -> bool:
-    """Whether this process prints and writes: not one of the other ranks under torchrun."""
-    return not under_launcher() or os.environ["RANK"] == "0"
 
 
 def need_torch() -> None:

@@ -13,8 +13,9 @@ from types import MappingProxyType
 from typing import Any
 
 from calibration.devices import Kind
+from calibration.launch.launcher import under_launcher
 from calibration.launch.local import run_locally
-from calibration.launch.place import Hear, need_torch, run_as_rank, under_launcher
+from calibration.launch.place import Hear, need_torch, run_as_rank
 
 
 def launch(

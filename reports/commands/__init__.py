@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from reports.inputs import shardyard_version
+from reports.inputs import VERSION
 from reports.terminal import echo
 
 FOLDER = Path(__file__).parent
@@ -94,6 +94,6 @@ class Commands(click.Group):
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(shardyard_version(), prog_name="shardyard")
+@click.version_option(VERSION, prog_name="shardyard")
 def main() -> None:
     """Simulate distributed training: step time, memory and communication of any plan on any cluster."""

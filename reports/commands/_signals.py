@@ -20,7 +20,7 @@ def ended_cleanly() -> Iterator[None]:
 
     Afterwards there is nothing to be kept, and they end the process.
     """
-    from calibration.launch.place import under_launcher
+    from calibration.launch.launcher import under_launcher
 
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
 from dataclasses import replace
@@ -40,15 +41,13 @@ def command(
     **given: Any,
 ) -> None:
     """Predict one training step of a job. The exit code is 2 when it runs out of memory."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # numpy's, which start with it, and which nothing here uses
     from reports.formatting import training_cost
     from reports.inputs import describe
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
-    from strategies.memory_by_layer import memory_by_layer
-    from strategies.planner.effects_cost import with_effects
-    from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from strategies.predict import simulate
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 
@@ -58,13 +57,21 @@ def command(
     timeline = simulate(asked, fold=not unfolded)
     summary = with_interval(asked, summarise(timeline, total), None if unfolded else timeline)
     inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
-    summary = with_effects(asked, timeline, summary)
+    if asked.effects:
+        from strategies.planner.effects_cost import with_effects
+
+        summary = with_effects(asked, timeline, summary)
     if (note := _dealt_out(asked, timeline, summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))
     if summary.uneven > UNEVEN:
         summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:
+        from strategies.planner.fixes import fixes
+        from strategies.predict import predict
+
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
+    if by_layer or folder:
+        from strategies.memory_by_layer import memory_by_layer
     if as_json:
         training = training_cost(summary, of_training).to_dict()
         more = {"by_layer": memory_by_layer(asked, summary).to_dict()} if by_layer else {}

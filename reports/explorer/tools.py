@@ -147,9 +147,9 @@ def serve(folder: Path) -> None:
         from mcp.server.mcpserver.exceptions import ToolError
     except ImportError:
         raise UserError("shardyard mcp needs the package mcp: pip install 'shardyard[mcp]'") from None
-    from reports.inputs import shardyard_version
+    from reports.inputs import VERSION
 
-    server = MCPServer("shardyard", instructions=INSTRUCTIONS, version=shardyard_version(), log_level="WARNING")
+    server = MCPServer("shardyard", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
 
     def told(tool: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(tool)

@@ -172,8 +172,8 @@ def test_every_other_command_is_a_function() -> None:
 
 
 def test_version_and_types() -> None:
-    from reports.inputs import shardyard_version
+    from importlib.metadata import version
 
-    assert shardyard.__version__ == shardyard_version()
+    assert shardyard.__version__ == version("shardyard")
     root = Path(__file__).parents[2]
     assert all((root / room / "py.typed").exists() for room in ("topologies", "sim", "strategies", "calibration", "reports"))

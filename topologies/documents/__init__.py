@@ -8,7 +8,6 @@ from __future__ import annotations
 import functools
 import json
 import re
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -116,6 +115,8 @@ _PYTHONS = json.JSONDecoder(object_pairs_hook=_mapping, parse_int=parse_number, 
 
 def parse_toml(text: str) -> dict[str, Any]:
     """The table in a TOML document. Raises MalformedError."""
+    import tomllib
+
     if match := _DOTTED.search(text):  # tomllib takes seconds over thousands
         raise MalformedError(TOO_DEEP, text.count("\n", 0, match.start()) + 1)
     try:
