@@ -31,6 +31,10 @@ def test_it_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     notebook = nbformat.read(path, as_version=4)
     place = {"metadata": {"path": str(tmp_path)}}
     nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3", resources=place).execute()
-    outputs = [output for cell in notebook.cells if cell.cell_type == "code" for output in cell.outputs]
-    assert sum("image/png" in output.get("data", {}) for output in outputs) >= 2  # figures are shown
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in cells for output in cell.outputs]
+    drawing = [cell for cell in cells if "figures." in cell.source]
+    assert len(drawing) >= 2
+    for cell in drawing:  # every figure is shown, the first one too
+        assert any("image/png" in output.get("data", {}) for output in cell.outputs), cell.source
     assert sum("text/html" in output.get("data", {}) for output in outputs) >= 2  # and cards or tables

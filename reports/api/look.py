@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,20 @@ def explain(term: str) -> str:
     return explained(term)
 
 
+def _png(drawn: Figure) -> bytes:
+    from io import BytesIO
+
+    picture = BytesIO()
+    drawn.savefig(picture, format="png")
+    return picture.getvalue()
+
+
+def _in_notebooks(drawn: Figure) -> Figure:
+    """The figure, which a notebook shows: IPython by itself shows figures only once pyplot, not used here, is imported."""
+    drawn._repr_png_ = partial(_png, drawn)  # type: ignore[attr-defined]
+    return drawn
+
+
 class Figures:
     """Every registered figure by its name: `figures.gantt(timeline)` draws, `figures.gantt(timeline, "gantt.png")` saves it."""
 
@@ -106,7 +121,7 @@ class Figures:
         drawing = registered[name]
 
         def draw(data: Any, path: str | Path | None = None) -> Figure | Path:
-            return drawing.figure(data) if path is None else drawing(data, Path(path))
+            return drawing(data, Path(path)) if path is not None else _in_notebooks(drawing.figure(data))
 
         draw.__name__, draw.__doc__ = name, drawing.draw.__doc__
         return draw

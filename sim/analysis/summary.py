@@ -17,6 +17,7 @@ from sim.program import CPU, Block, Kernel, Program
 from sim.replay.waiting import GpuVariability, waiting
 from sim.timeline import Timeline
 from topologies.documents.cards import card
+from topologies.documents.units import show
 from topologies.links.topology import gpu_kind
 from topologies.reading import UserError
 
@@ -104,7 +105,7 @@ class Summary:
     def _repr_html_(self) -> str:
         bar = self.interval
         more = f" ({bar.low:.3g} to {bar.high:.3g} s, {bar.level:.0%} interval)" if bar else ""
-        parts = {name: f"{seconds:.4g} s" for name, seconds in self.breakdown.items() if seconds}
+        parts = {name: show(seconds, "s", 3) for name, seconds in self.breakdown.items() if seconds}
         values = {
             "tokens/s": f"{self.tokens_per_second:,.0f}",
             "MFU": f"{self.mfu:.1%} of the {self.peak_dtype} peak",
