@@ -52,7 +52,7 @@ class Places:
     """
 
     def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.grid = timeline, timeline.program.grid
+        self.op_costs, self.grid = timeline.op_costs, timeline.program.grid
         self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
         self.inside = axes_inside(timeline.program)
         inside = self.grid.group_of(self.ranks[0], self.inside)
@@ -81,7 +81,7 @@ class Places:
     def groups(self, work: Collective, cohort: int) -> Ids:
         """The group of each place of a collective that is an op; of a place that runs another program, one of its own."""
         alone = -1 - cohort * self.count - np.arange(self.count)
-        return np.where(self._own[cohort], self.timeline.op_costs.groups(work, cohort)[self._example], alone)
+        return np.where(self._own[cohort], self.op_costs.groups(work, cohort)[self._example], alone)
 
     def slowest(self, kernels: Floats) -> list[Floats]:
         """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""

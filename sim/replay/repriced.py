@@ -17,8 +17,9 @@ from sim.op_index import op_index
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block, Op, Work
+from sim.replay.node_times import BlockTimes, NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats
-from sim.replay.step import BlockTimes, StepReplay, replay_of
+from sim.replay.step import StepReplay, replay_of
 from sim.timeline import Timeline
 
 
@@ -26,61 +27,65 @@ def repriced(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
     """Seconds of a played step under each of `prices` (see `OpCosts.under`), shape (prices,): with periods that were not played.
     Raises UserError for steps that are not replayed.
     """
-    steps = _Repriced(timeline, prices).times().steps
+    steps = _steps(timeline, prices)
     if timeline.before is not None:
-        steps = steps + timeline.periods * (steps - _Repriced(timeline.before, prices).times().steps)
+        steps = steps + timeline.periods * (steps - _steps(timeline.before, prices))
     return steps
 
 
-class _Repriced(StepReplay):
-    """A step whose samples are prices."""
+def _steps(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
+    return StepReplay(timeline, _Repricing(timeline, prices).times).times().steps
+
+
+class _Repricing:
+    """Times of nodes whose samples are prices."""
 
     def __init__(self, timeline: Timeline, prices: Sequence[OpCosts]) -> None:
         self._usual = Lanes(timeline.program, timeline.op_costs)
         self._others = [Lanes(timeline.program, costs) for costs in prices]
         self._played = replay_of(timeline)
-        super().__init__(timeline)
 
-    def _cohort(self, number: int) -> None:
-        lanes = [lane for lane, each in enumerate(self.timeline.lanes) if each.cohort == number]
-        begin, cohort = self.graph.first[number], self.program.cohorts[number]
-        nodes, played, slower = self.nodes, self._played.nodes, self._slower(lanes[0])
-        blocks: dict[Work, BlockTimes] = {}
-        for _, op, ops in op_index(cohort).works:
-            if isinstance(op.work, Block):
-                blocks[op.work] = self._costs(number, op.work, lanes, len(ops))
-        self.blocks.append(list(blocks.values()))
-        pairs = zip(cohort.ops, self._changes(number, lanes), strict=True)
-        for node, (op, (launched, held, longer)) in enumerate(pairs, begin):
-            nodes.launched.append(played.launched[node] + launched)
-            nodes.seconds.append(played.seconds[node] * longer)
-            nodes.block.append(blocks.get(op.work))
+    def times(self, step: PlayedCohort) -> NodeTimes:
+        """Those of a cohort."""
+        result, played, slower = NodeTimes(), self._played.nodes, self._slower(step.lanes[0])
+        blocks = {
+            op.work: self._costs(step, op.work, len(ops))
+            for _, op, ops in op_index(step.cohort).works
+            if isinstance(op.work, Block)
+        }
+        result.blocks.append(list(blocks.values()))
+        first = self._played.graph.first[step.number]
+        for number, (op, change) in enumerate(zip(step.cohort.ops, self._changes(step), strict=True)):
+            node = first + number
+            result.launched.append(played.launched[node] + change.launched)
+            result.transfers.append(played.transfers[node] * change.longer)
+            result.block.append(blocks.get(op.work) if isinstance(op.work, Block) else None)
             if node in played.added:
-                nodes.added[node] = slower * played.added[node]
+                result.added[number] = slower * played.added[node]
             if node in played.held:
-                nodes.held[node] = played.held[node] + held
+                result.held[number] = played.held[node] + change.held
+        return result
 
     def _slower(self, lane: int) -> Column:
         """The factor of what collectives beside kernels make them longer."""
         usual = self._usual.profile(lane).slowdown - 1
         return np.array([[(other.profile(lane).slowdown - 1) / usual for other in self._others]]) if usual else 1.0
 
-    def _costs(self, cohort: int, block: Block, lanes: list[int], ops: int) -> BlockTimes:
-        ranks = [self.timeline.lanes[lane].rank for lane in lanes]
-        costs = [[other.op_costs.block(block, cohort, rank=rank) for other in self._others] for rank in ranks]
+    def _costs(self, step: PlayedCohort, block: Block, ops: int) -> BlockTimes:
+        costs = [[other.op_costs.block(block, step.number, rank=rank) for other in self._others] for rank in step.ranks]
         busy, critical = (
-            self.places.rows(cohort, np.array([[getattr(cost, name) for cost in each] for each in costs]))
+            step.places.rows(step.number, np.array([[getattr(cost, name) for cost in each] for each in costs]))
             for name in ("busy", "critical")
         )
         return BlockTimes(busy, critical, 0.0, 0.0, ops)
 
-    def _changes(self, number: int, lanes: list[int]) -> Iterator[_Change]:
+    def _changes(self, step: PlayedCohort) -> Iterator[_Change]:
         """What prices change of each op of a cohort, in program order."""
         known: dict[Work, tuple[Column, Column, Column]] = {}
         busy: Column = 0.0  # the host's further work since it was held up
-        for op in self.program.cohorts[number].ops:
+        for op in step.cohort.ops:
             if op.work not in known:
-                known[op.work] = self._price(number, lanes, op)
+                known[op.work] = self._price(step, op)
             ahead, behind, longer = known[op.work]
             held: Column = 0.0
             if op.held:
@@ -89,10 +94,10 @@ class _Repriced(StepReplay):
             yield _Change(launched, held, longer)
             busy = launched + behind
 
-    def _price(self, number: int, lanes: list[int], op: Op) -> tuple[Column, Column, Column]:
+    def _price(self, step: PlayedCohort, op: Op) -> tuple[Column, Column, Column]:
         """Further seconds of the host before an op is launched and after that, and the factor of a transfer's seconds."""
         ahead, behind, longer = [], [], []
-        for lane in lanes:
+        for lane in step.lanes:
             usual, others = self._usual.priced(lane, op), [other.priced(lane, op) for other in self._others]
             ahead.append([other.ahead - usual.ahead for other in others])
             behind.append([other.behind - usual.behind for other in others])
@@ -100,14 +105,15 @@ class _Repriced(StepReplay):
             if isinstance(usual.cost, TransferCost) and (seconds := self._usual.seconds(usual.cost)):
                 pairs = zip(self._others, others, strict=True)
                 longer[-1] = [each.seconds(cast(TransferCost, other.cost)) / seconds for each, other in pairs]
-        return self._column(number, ahead), self._column(number, behind), self._column(number, longer)
+        return _column(step, ahead), _column(step, behind), _column(step, longer)
 
-    def _column(self, cohort: int, values: list[list[float]]) -> Column:
-        """Values by lane and price as (places or 1, prices); a number where all are equal."""
-        first = values[0][0]
-        if all(value == first for each in values for value in each):
-            return first
-        return self.places.rows(cohort, np.array(values))
+
+def _column(step: PlayedCohort, values: list[list[float]]) -> Column:
+    """Values by lane and price as (places or 1, prices); a number where all are equal."""
+    first = values[0][0]
+    if all(value == first for each in values for value in each):
+        return first
+    return step.places.rows(step.number, np.array(values))
 
 
 class _Change(NamedTuple):

@@ -11,23 +11,21 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from collections.abc import Callable, Hashable
+from functools import cached_property
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from sim.op_index import op_index
-from sim.pricing.block_costs import BlockCost
-from sim.program import Block, Collective
+from sim.program import Collective
+from sim.replay.node_times import BlockTimes, NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats, Groups, Places
 from sim.replay.program_graph import program_graph
 from sim.timeline import Timeline
 from topologies.reading import UserError
 
 ORIGIN = np.zeros((1, 1))  # when the step begins
-FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 Factors = Floats | list[Floats]
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
@@ -49,39 +47,6 @@ class Replayed:
     def ends(self) -> Floats:
         """When each rank is through, shape (ranks, samples)."""
         return self.places.by_rank(self.through)
-
-
-@dataclass(eq=False, slots=True)
-class BlockTimes:
-    """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long.
-    ops: how many ops of the step run it.
-    """
-
-    busy: Column
-    critical: Column
-    busy_slope: Column
-    critical_slope: Column
-    ops: int
-
-    def slower(self, more: Column) -> tuple[Column, Column]:
-        """busy and critical of kernels that take 1 + `more` times as long."""
-        return self.busy + more * self.busy_slope, self.critical + more * self.critical_slope
-
-
-class NodeTimes:
-    """Times of the nodes of a graph in the played step, in seconds: numbers where all places have the same, or one per place.
-
-    launched: since the step began, or since the host went on; seconds: of transfers; block: None of transfers; added: to blocks
-    whatever their kernels take, of those to which anything is; held: of nodes that hold up the host, its work since it went on
-    before.
-    """
-
-    def __init__(self) -> None:
-        self.launched: list[Column] = []
-        self.seconds: list[Column] = []
-        self.block: list[BlockTimes | None] = []
-        self.added: dict[int, Column] = {}
-        self.held: dict[int, Column] = {}
 
 
 class Meeting(NamedTuple):
@@ -108,85 +73,20 @@ def replay_of(timeline: Timeline) -> StepReplay:
 
 
 class StepReplay:
-    """The graph of a played step. Raises UserError for a steady state, of which only a part is the step."""
+    """The graph of a played step. nodes: their times, by default those of the step. Raises UserError for a steady state, of which
+    only a part is the step.
+    """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.timeline, self.program = timeline, timeline.program
+    def __init__(self, timeline: Timeline, nodes: Callable[[PlayedCohort], NodeTimes] = NodeTimes.played) -> None:
+        self.program = timeline.program  # not the timeline, which may keep its replay
         if self.program.cohorts[0].steady:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
         self.places = Places(timeline)
         self.graph = program_graph(self.program)
-        self.blocks: list[list[BlockTimes]] = []  # by cohort
-        self.nodes = NodeTimes()
-        for number in range(len(self.program.cohorts)):
-            self._cohort(number)
+        every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
+        self.nodes = NodeTimes.joined(every)
         self._meetings = self._meet()
         self._order = list(self.graph.nodes_in_order())
-
-    # -- the played step -------------------------------------------------------------------------------------------------
-
-    def _cohort(self, number: int) -> None:
-        """Add the times of a cohort's nodes."""
-        timeline, nodes, begin = self.timeline, self.nodes, self.graph.first[number]
-        lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
-        first = [timeline.offset[lane] for lane in lanes]
-        launched = self._columns(number, timeline.launched)
-        if self.graph.held_before:
-            launched = self._since_held(number, launched)
-        nodes.launched += launched
-        nodes.seconds += self._columns(number, timeline.ends - timeline.starts)
-        nodes.block += [None] * len(launched)
-        self.blocks.append([])
-        for place, op, ops in op_index(self.program.cohorts[number]).works:
-            if isinstance(op.work, Block):
-                played = [cast(BlockCost, timeline.cost[at + place]) for at in first]
-                block = self._block(number, op.work, lanes, played, len(ops))
-                self.blocks[number].append(block)
-                for index in ops.tolist():
-                    nodes.block[begin + index] = block
-        self._add(number, first)
-
-    def _since_held(self, number: int, launched: list[Column]) -> list[Column]:
-        """When nodes of a cohort are launched after its host went on."""
-        timeline, (begin, end) = self.timeline, self.graph.first[number : number + 2]
-        lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
-        resumed: Column = 0.0
-        result = []
-        for index, node in enumerate(range(begin, end)):
-            if node in self.graph.held_before:
-                each = [timeline.resumptions[timeline.offset[lane] + index] for lane in lanes]
-                self.nodes.held[node] = each[0].busy
-                resumed = self.places.column(number, [resumption.time for resumption in each])
-            result.append(launched[index] - resumed)
-        return result
-
-    def _add(self, number: int, first: list[int]) -> None:
-        """What collectives beside blocks of a cohort, and effects, add to them. first: op of each of its lanes."""
-        timeline, (begin, end) = self.timeline, self.graph.first[number : number + 2]
-        if not timeline.owed and not any(any(timeline.stretch[at : at + end - begin]) for at in first):
-            return
-        for index in range(end - begin):
-            more = [timeline.stretch[at + index] + sum(timeline.owed.get(at + index, {}).values()) for at in first]
-            if any(more):
-                self.nodes.added[begin + index] = self.places.column(number, more)
-
-    def _columns(self, cohort: int, times: Sequence[float] | Floats) -> list[Column]:
-        """Times of the ops of a cohort's lanes: see `Places.column`."""
-        count = len(self.program.cohorts[cohort].ops)
-        first = [self.timeline.offset[lane] for lane, each in enumerate(self.timeline.lanes) if each.cohort == cohort]
-        table = [np.asarray(times[at : at + count]).tolist() for at in first]
-        if len(table) == 1:
-            return cast(list[Column], table[0])
-        return [self.places.column(cohort, list(each)) for each in zip(*table, strict=True)]
-
-    def _block(self, cohort: int, block: Block, lanes: list[int], played: list[BlockCost], ops: int) -> BlockTimes:
-        costs, column = self.timeline.op_costs, partial(self.places.column, cohort)
-        ranks = [self.timeline.lanes[lane].rank for lane in lanes]
-        slower, usual = ([costs.block(block, cohort, factor, rank=rank) for rank in ranks] for factor in (FACTOR, 1.0))
-        pairs = list(zip(slower, usual, strict=True))
-        busy = column([(more.busy - less.busy) / (FACTOR - 1) for more, less in pairs])
-        critical = column([(more.critical - less.critical) / (FACTOR - 1) for more, less in pairs])
-        return BlockTimes(column([cost.busy for cost in played]), column([cost.critical for cost in played]), busy, critical, ops)
 
     def _meet(self) -> dict[int, Meeting]:
         """By node whose ranks meet others, or those of other cohorts, where they do."""
@@ -220,7 +120,7 @@ class StepReplay:
         those of each place; transfers: the factors of each collective and send.
         """
         graph, nodes, drawn, maximum = self.graph, self.nodes, self._drawn(kernels), np.maximum
-        before, launches, added, seconds, blocks = graph.before, nodes.launched, nodes.added, nodes.seconds, nodes.block
+        before, launches, added, lasting, blocks = graph.before, nodes.launched, nodes.added, nodes.transfers, nodes.block
         ends: list[Any] = [None] * len(before)
         soonest = [0.0] * len(before)  # no place ends before
         uses, meetings = graph.uses.copy(), self._meetings
@@ -253,7 +153,7 @@ class StepReplay:
                     ends[number] = ready
                     self._start(meetings[number], number, ends, transfers)
                 else:
-                    ends[number] = ready + (seconds[number] if transfers is None else self._perturbed(number, number, transfers))
+                    ends[number] = ready + (lasting[number] if transfers is None else self._perturbed(number, number, transfers))
             soonest[number] = least
         return self._through(ends)
 
@@ -264,28 +164,31 @@ class StepReplay:
             return
         starts = [ends[member] for member in members]
         for member, start in zip(members, groups.latest(starts) if groups else starts, strict=True):
-            lasting = self.nodes.seconds[member] if transfers is None else self._perturbed(member, members[0], transfers)
+            lasting = self.nodes.transfers[member] if transfers is None else self._perturbed(member, members[0], transfers)
             ends[member] = start + lasting
 
     def _perturbed(self, node: int, first: int, transfers: Transfers) -> Column:
-        return self.nodes.seconds[node] * transfers(first, self.places.count)
+        return self.nodes.transfers[node] * transfers(first, self.places.count)
 
     def _drawn(self, kernels: Factors | None) -> dict[BlockTimes, _Drawn]:
         """Blocks whose kernels take other times: see `times`."""
         factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
         result = {}
-        for cohort, blocks in enumerate(self.blocks):
+        for cohort, blocks in enumerate(self.nodes.blocks):
             more = 0.0 if factors is None else factors[cohort] - 1
+            most = (0.0, 0.0) if factors is None else (float(np.min(more)), float(np.max(more)))
             for block in blocks:
-                busy, critical = block.slower(more)
-                result[block] = _Drawn(busy, critical, float(np.min(busy)), float(np.max(critical)))
+                ends = [block.slower(each) for each in most]  # times grow or shrink with `more`
+                least = min(busy if isinstance(busy, float) else float(busy.min()) for busy, _ in ends)
+                late = max(critical if isinstance(critical, float) else float(critical.max()) for _, critical in ends)
+                result[block] = _Drawn(*block.slower(more), least, late)
         return result
 
     def computing(self, kernels: Factors) -> list[Floats]:
         """By cohort, the seconds in which the GPUs of each place compute, shape (places, samples). kernels: see `times`."""
         factors = kernels if isinstance(kernels, list) else self.places.slowest(kernels)
         result = []
-        for blocks, longer in zip(self.blocks, factors, strict=True):
+        for blocks, longer in zip(self.nodes.blocks, factors, strict=True):
             total, more = np.zeros((self.places.count, longer.shape[1])), longer - 1
             for block in blocks:
                 total += block.ops * block.slower(more)[0]

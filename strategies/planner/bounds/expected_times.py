@@ -32,7 +32,7 @@ from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Collective, Start
 from sim.replay.draws import slowest_of_places
-from sim.replay.step import FACTOR
+from sim.replay.node_times import FACTOR
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.layer_cost_table import PHASES, SPLIT, Floats, Ids, Kind, priced_on, summed

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from weakref import ref
+
 import numpy as np
 import pytest
 
@@ -9,7 +12,7 @@ from shardyard import UserError, read_job, simulate
 from sim.engine.effects import read_effects
 from sim.engine.player import run
 from sim.program import Cohort, Collective, Op, Ref, Send
-from sim.replay.step import StepReplay
+from sim.replay.step import StepReplay, replay_of
 from tests.sim.conftest import block, program
 
 SMALL = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -132,3 +135,16 @@ def test_every_one_of_16384_ranks_may_differ() -> None:
     factors[4321, 1:] = 1.5, 3.0
     steps = replay.times(factors).steps
     assert timeline.step == steps[0] < steps[1] < steps[2]
+
+
+def test_a_timeline_and_its_replay_go_when_nobody_has_them() -> None:
+    """No circle of references, which would stay until the garbage collector comes."""
+    timeline = simulate(job("zero1 in a pipeline"))
+    replay_of(timeline)
+    gone = ref(timeline)
+    gc.disable()
+    try:
+        del timeline
+        assert gone() is None
+    finally:
+        gc.enable()
