@@ -11,7 +11,18 @@ from functools import partial
 from typing import NamedTuple
 
 from calibration.fit.machine.tables import Point
-from calibration.fit.published_collectives.fit import Bounds, Free, inside, kernel, network, predicted, search, series, tariffs
+from calibration.fit.published_collectives.fit import (
+    Bounds,
+    Free,
+    in_switch,
+    inside,
+    kernel,
+    network,
+    predicted,
+    search,
+    series,
+    tariffs,
+)
 from calibration.fit.published_collectives.rows import Row, alternate
 from sim.analysis.collective_sweep import transport
 from sim.pricing.prices import Prices, Profile
@@ -95,8 +106,10 @@ def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_
     across = [row for row in rows if row.nodes > 1 and row.operation in RINGS]
     if len(rings) >= LEAST:
         yield _Step(rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1])
-    if len(switched) >= LEAST:
+    if len(switched) >= LEAST and len(rings) >= LEAST:
         yield _Step(switched, kernel(profile, IN_SWITCH, kinds)[0], lambda now: kernel(now, IN_SWITCH, kinds)[1])
+    elif len(switched) >= LEAST:
+        yield _Step(switched, in_switch(profile, kinds)[0], lambda now: in_switch(now, kinds)[1])
     if len(pairs) >= LEAST:
         yield _Step(pairs, kernel(profile, P2P, kinds)[0], lambda now: kernel(now, P2P, kinds)[1])
     if len(across) >= LEAST:

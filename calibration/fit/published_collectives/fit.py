@@ -22,6 +22,7 @@ from sim.analysis.collective_sweep import lone
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.transfers.nccl_tuning import communicator, passed_over
 from sim.pricing.transfers.protocols import (
+    IN_SWITCH,
     PROTOCOLS,
     SIMPLE,
     LinkPrice,
@@ -50,6 +51,7 @@ BASE = {
     "p2p": (1.4e-5, 3e-6, 5e-5),
     "in_switch": (3e-5, 3e-6, 2e-4),
 }
+LAUNCH = (1e-6, 2e-4)  # of the quickest protocol; one process for all GPUs, or PyTorch around it, add tens of microseconds
 STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and LL128 as shares of Simple's; see the format's
     "ll": {"efficiency": (0.3, 0.1, 0.5), "latency": (1e-6, 6e-7, 5e-6), "fill": (5e-7, 1e-9, 5e-5)},
     "ll128": {"efficiency": (0.7, 0.3, 0.94), "latency": (1.5e-6, 6e-7, 1e-5), "fill": (2e-7, 1e-9, 5e-5)},
@@ -195,6 +197,28 @@ def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> 
         return profile.model_copy(update={"protocols": profile.protocols | parts})
 
     return free, profile_of
+
+
+def in_switch(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
+    """Free numbers of all-reduces in the switch where nothing else was measured, and the profile that they make.
+
+    Small ones run by rings and trees, whose steps a few sizes cannot tell apart: these stay as they were, and only the launch,
+    the same code for all three protocols, is this machine's: it moves all their bases alike.
+    """
+    bounds, switched_of = kernel(profile, IN_SWITCH, kinds)
+    first = min(profile.collective_launch, *(profile.protocols[name].base for name in PROTOCOLS if name in profile.protocols))
+
+    def profile_of(values: Mapping[str, float]) -> Profile:
+        made, later = switched_of(values), values["launch"] - first
+        moved = {
+            name: transport.model_copy(update={"base": transport.base + later})
+            for name, transport in made.protocols.items()
+            if name in PROTOCOLS
+        }
+        update = {"protocols": made.protocols | moved, "collective_launch": made.collective_launch + later}
+        return made.model_copy(update=update)
+
+    return {"launch": (first, *LAUNCH)} | bounds, profile_of
 
 
 def network(profile: Profile, rings: bool, *, efficiency: bool = False) -> tuple[Bounds, Free]:

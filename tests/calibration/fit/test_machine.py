@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from calibration.fit.machine.kernels import WIDTH, class_tables, fit_attention, fit_gemm, fit_memory, operator_tables
-from calibration.fit.machine.links import fit_links
+from calibration.fit.machine.links import _points, fit_links
 from calibration.fit.machine.tables import errors, leave_out, narrow_sum, rows, tables
+from calibration.fit.published_collectives.rows import Row
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Product, Rates, Tile, attention_seconds, gemm_clocks
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
@@ -172,6 +173,19 @@ def test_formula_is_fitted_to_latency_and_bandwidth_of_gloo() -> None:
     profile, points = fit_links(measured, load_profile("cpu-gloo"), cluster)
     assert profile.links["loopback"].efficiency * cluster.node.loopback == pytest.approx(0.9e9, rel=0.05)
     assert np.median([abs(point.error) for point in points if point.heldout]) < 0.02
+
+
+def test_all_reduces_of_eight_gpus_alone_say_what_launches_take() -> None:
+    """A machine that launches 20 µs later: large ones run in the switch, small ones by rings and trees, whose steps stay."""
+    known, cluster = load_profile("h100"), load_cluster("dgx-h100")
+    sizes = [float(2**power) for power in range(12, 32)]
+    before = _points([Row("log", "all_reduce", 8, 1, size, 1.0) for size in sizes], [], known, cluster)
+    measured = [Row("log", "all_reduce", 8, 1, point.bytes, point.predicted + 20e-6) for point in before]
+    profile, points = fit_links(measured, known, cluster)
+    assert max(abs(point.error) for point in points) < 0.02
+    assert profile.collective_launch - known.collective_launch == pytest.approx(20e-6, rel=0.05)
+    assert profile.protocols["ll"].base - known.protocols["ll"].base == pytest.approx(20e-6, rel=0.05)
+    assert profile.protocols["ll"].links == known.protocols["ll"].links
 
 
 def test_too_few_rows_make_no_fit() -> None:
