@@ -59,12 +59,12 @@ def persistent_norm(width: float, name: str = "persistent norm") -> Ways:
     return Ways(stream(2 * width, operator=name), reduce(3 * width, operator=f"{name} backward"))
 
 
-def operator_loss(width: float) -> Ways:
+def operator_loss(width: float, computed: float = FLOAT) -> Ways:
     """Megatron-LM's cross-entropy operator by operator: cast, maximum, difference, exponential, sum, quotient; backward a product
-    and a cast (megatron/mpu/cross_entropy.py).
+    and a cast (megatron/mpu/cross_entropy.py). computed: bytes per logit of the type that all but the casts are in.
     """
-    turned, both = width + FLOAT if width != FLOAT else 0.0, 2 * FLOAT
-    forward = (*stream(turned), *reduce(FLOAT), *stream(both, both), *reduce(FLOAT), *stream(both))
+    turned, both = width + computed if width != computed else 0.0, 2 * computed
+    forward = (*stream(turned), *reduce(computed), *stream(both, both), *reduce(computed), *stream(both))
     return Ways(forward, stream(both, turned))
 
 

@@ -122,20 +122,21 @@ def _loss(rank: RankShapes) -> Operator:
 
     The three come between the passes over the logits; the probabilities stay for backward.
     """
-    logits, cast = rank.tokens * rank.rows, rank.element != FLOAT
+    logits, computed = rank.tokens * rank.rows, rank.element if rank.kernels.fp16_loss else FLOAT
+    cast = rank.element != computed
     small = {
         name: rank.collective("all_reduce", f"loss {name}", FLOAT * rank.tokens, FLOAT) for name in ("maximum", "target", "sum")
     }
     plan = rank.resolved
     by_operators = plan.loss == "operators" or plan.deterministic  # which Megatron-LM does not let be fused
-    ways = passes.operator_loss(rank.element) if by_operators else rank.kernels.loss(rank.element)
-    fills = rank.fills("loss", "forward", FLOAT * logits) if cast else ()
+    ways = passes.operator_loss(rank.element, computed) if by_operators else rank.kernels.loss(rank.element)
+    fills = rank.fills("loss", "forward", computed * logits) if cast else ()
     kernels = (*fills, *rank.run("loss", "forward", logits, ways.forward))
     gradient = rank.fills("loss", "backward", rank.element * logits) if cast else ()
     cut = 1 + next(place for place, kernel in enumerate(kernels) if kernel.kind == "reduction")  # the maximum
     return Operator(
         forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
         input_gradient=(*gradient, *rank.run("loss", "backward", logits, ways.backward)),
-        saved={"loss probabilities": FLOAT * logits},
-        temporary=rank.element * logits * cast,  # logits, later their gradient; in fp32 both are made in place
+        saved={"loss probabilities": computed * logits},
+        temporary=rank.element * logits * cast,  # logits, later their gradient; without a cast both are made in place
     )

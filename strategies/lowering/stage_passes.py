@@ -39,6 +39,7 @@ class StagePasses(StageParts):
         self.cohort, self.host = cohort, Host(plan, rank, self.add)
         count = plan.offload_activations
         self.activations = ActivationOffload(parts, count, self.host) if count else None
+        self._timed = plan.kernel_set.times_parts
         self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
         self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
@@ -90,8 +91,8 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """Forward pass of parts first … last − 1: their activations stay, their workspace does not."""
-        if self.activations is not None:
-            return self._forward_by_parts(self.activations, microbatch, after, range(first, self._begin(last).part), free)
+        if self._by_parts:
+            return self._forward_by_parts(microbatch, after, range(first, self._begin(last).part), free)
         if first or last is not None:
             block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first))
         else:
@@ -113,10 +114,9 @@ class StagePasses(StageParts):
         allocate: the parameters' gradients, where they are not resident; they are made one by one. absent: bytes that were taken
         before, but are not there during the backward of the loss.
         """
-        if self.activations is not None:
+        if self._by_parts:
             passing = allocate[0][0] if allocate else ""
-            cuts = self._begin(last), Cut(first)
-            return self._backward_by_parts(self.activations, microbatch, after, *cuts, allocate, free, passing, absent)
+            return self._backward_by_parts(microbatch, after, self._begin(last), Cut(first), allocate, free, passing, absent)
         if first or last is not None or allocate or absent:
             passing = allocate[0][0] if allocate else ""
             block, allocated, given_back = self._block(BACKWARD, self._begin(last), Cut(first), passing, absent)
@@ -139,27 +139,32 @@ class StagePasses(StageParts):
         """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
         of memory of all gradients that it makes, which are made one by one.
         """
-        if self.activations is not None:
-            return self._backward_by_parts(self.activations, microbatch, after, start, end, allocate, free, passing)
+        if self._by_parts:
+            return self._backward_by_parts(microbatch, after, start, end, allocate, free, passing)
         block, allocated, given_back = self._block(way, start, end, passing)
         return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
 
-    def _forward_by_parts(
-        self, offload: ActivationOffload, microbatch: int, after: tuple[Ref, ...], parts: range, free: Memory
-    ) -> Ref:
-        """A forward pass an op at a time, beside which activations leave the GPU."""
+    @property
+    def _by_parts(self) -> bool:
+        """Whether each part's pass is an op."""
+        return self.activations is not None or self._timed
+
+    def _forward_by_parts(self, microbatch: int, after: tuple[Ref, ...], parts: range, free: Memory) -> Ref:
+        """A forward pass an op at a time, beside which activations leave the GPU, or before which the host waits."""
+        offload = self.activations
         for part in parts:
-            gone, less = offload.before_forward(part)
+            gone, less = offload.before_forward(part) if offload else ((), ())
             block, allocate, given_back = self._block(FORWARD, Cut(part + 1), Cut(part))
             given_back += free if part == parts[-1] else ()
-            ref = self.add(Op(COMPUTE, block, (*after, *gone), _summed(allocate + less), given_back, microbatch))
-            offload.after_forward(part, ref)
+            work = COMPUTE, block, (*after, *gone), _summed(allocate + less), given_back, microbatch
+            ref = self.add(Op(*work, held=self._timed))
+            if offload:
+                offload.after_forward(part, ref)
             after = ()
         return ref
 
     def _backward_by_parts(
         self,
-        offload: ActivationOffload,
         microbatch: int,
         after: tuple[Ref, ...],
         start: Cut,
@@ -169,20 +174,22 @@ class StagePasses(StageParts):
         passing: str,
         absent: float = 0.0,
     ) -> Ref:
-        """A backward pass, or what of it is between two moments, an op at a time: activations are there again before it.
-        Gradients are taken as parts make them, what else is allocated at first.
+        """A backward pass, or what of it is between two moments, an op at a time: activations are there again before it, or the
+        host has waited. Gradients are taken as parts make them, what else is allocated at first.
         """
         grads = tuple(entry for entry in allocate if passing and entry[0] == passing)
         first = tuple(entry for entry in allocate if entry not in grads)
         every = sum(self._making(start, end).completed) if passing else 0.0
         while True:
             cut = max(end, Cut(start.part if start.left else start.part - 1))
-            back = () if start.left else offload.before_backward(cut.part, self.last_compute())
+            offload = None if start.left else self.activations
+            back = offload.before_backward(cut.part, self.last_compute()) if offload else ()
             block, allocated, given_back = self._block(BACKWARD, start, cut, passing, absent)
             share = sum(self._making(start, cut).completed) / every if every else float(cut == end)
             mine = first + tuple((kind, size * share) for kind, size in grads)
             given_back += free if cut == end else ()
-            ref = self.add(Op(COMPUTE, block, (*after, *back), _summed(allocated + mine), given_back, microbatch))
+            work = COMPUTE, block, (*after, *back), _summed(allocated + mine), given_back, microbatch
+            ref = self.add(Op(*work, held=self._timed))
             if cut == end:
                 return ref
             start, after, first, absent = cut, (), (), 0.0

@@ -12,7 +12,7 @@ import math
 from strategies.frameworks import KernelSet, kernel_sets
 from strategies.frameworks.megatron_2021.options import Megatron2021Options
 from strategies.frameworks.options import Options
-from strategies.frameworks.passes import Ways, apex_norm, operator_loss
+from strategies.frameworks.passes import FLOAT, Ways, apex_norm, operator_loss
 
 
 @kernel_sets("apex")
@@ -25,7 +25,8 @@ class Megatron2021(KernelSet):
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
-        self.waits_before_passes = self.options.timers
+        self.waits_before_passes, self.times_parts = self.options.timers, self.options.timed_parts
+        self.fp16_loss = self.options.fp16_lm_cross_entropy
 
     def norm(self, rms: bool, width: float) -> Ways:
         """Apex's; the weight's gradient is made by a kernel of its own."""
@@ -33,7 +34,7 @@ class Megatron2021(KernelSet):
 
     def loss(self, width: float) -> Ways:
         """Operator by operator."""
-        return operator_loss(width)
+        return operator_loss(width, width if self.fp16_loss else FLOAT)
 
     def bucket(self, overlap: bool, first: bool, dp: int) -> float | None:
         """All after the backward pass, or with overlap PyTorch's DDP (--DDP-impl)."""

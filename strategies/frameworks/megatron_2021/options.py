@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import not_
+
 from pydantic import Field
 
 from strategies.frameworks.options import Options
@@ -15,4 +17,15 @@ class Megatron2021Options(Options):
         False,
         description="the host waits for the GPU before every pass, to take the time (Megatron-LM until 2022: "
         "torch.cuda.synchronize in megatron/global_vars.py)",
+    )
+    timed_parts: bool = Field(
+        False,
+        exclude_if=not_,
+        description="the host waits for the GPU before every layer, the embedding and the head, too, as where their times are "
+        "taken one by one",
+    )
+    fp16_lm_cross_entropy: bool = Field(
+        False,
+        exclude_if=not_,
+        description="the loss is computed from logits in fp16, which are not cast to fp32 (--fp16-lm-cross-entropy)",
     )

@@ -27,6 +27,9 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
     for said, there in (("loss=fused", plan.loss == "fused"), (f"loss_metrics={metrics}", metrics)):
         if there and plan.tp > 1:
             yield f"{said} with tp={plan.tp} is not simulated: logits are cut over the tp ranks"
+    if plan.kernel_set.fp16_loss and (plan.precision != "fp16" or plan.loss not in (None, "operators")):
+        which = f"precision={plan.precision}" if plan.precision != "fp16" else f"loss={plan.loss}"
+        yield f"fp16_lm_cross_entropy=true contradicts {which}: it is of Megatron-LM's own loss in fp16"
     if plan.packing is not None:
         yield from _packed(plan, model)
     yield from _updates(plan)

@@ -27,10 +27,15 @@ def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
 
 
 def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:
-    """What would run beside a kernel that the host waits for."""
-    if not plan.options.blocking_launches:
+    """What would run beside a kernel, or a part of a pass, that the host waits for."""
+    timed, blocking = plan.kernel_set.times_parts, plan.options.blocking_launches
+    if not timed and not blocking:
         return
     order = actions(plan.schedule, 0, plan.pp, microbatches, chunks)
+    if timed and any(action.beside or action.kind not in "FB" for action in order):
+        yield f"timed_parts=true contradicts schedule={plan.schedule}: passes are whole, one after the other"
+    if not blocking:
+        return
     beside = {
         "overlap=true": plan.overlap,
         "overlap_p2p=true": plan.pp > 1 and plan.overlap_p2p,

@@ -14,6 +14,7 @@ from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.predict import played
 from tests.strategies.layers.conftest import GPT, kernels, resolved
+from topologies.reading import UserError
 
 
 def test_every_step_of_the_loss_was_a_kernel() -> None:
@@ -24,6 +25,45 @@ def test_every_step_of_the_loss_was_a_kernel() -> None:
     head, logits = parts(model, resolved(model, kernels="apex")).head, 32 * 512
     assert [kernel.bytes / logits for kernel in kernels(head.forward, "loss")] == [6, 4, 8, 8, 4, 8]
     assert [kernel.bytes / logits for kernel in kernels(head.backward, "loss")] == [8, 6]
+
+
+def test_a_loss_in_fp16_casts_nothing() -> None:
+    """--fp16-lm-cross-entropy: maximum, difference, exponential, sum, quotient, each of fp16; back a product."""
+    model, logits = Model(**GPT), 32 * 512
+    plan = {"kernels": "apex", "precision": "fp16"}
+    head = parts(model, resolved(model, **plan, framework={"fp16_lm_cross_entropy": True})).head
+    assert [kernel.bytes / logits for kernel in kernels(head.forward, "loss")] == [2, 4, 4, 2, 4]
+    assert [kernel.bytes / logits for kernel in kernels(head.backward, "loss")] == [4]
+    usual = parts(model, resolved(model, **plan)).head
+    assert usual.saved - head.saved == 2 * logits  # probabilities of 2 bytes for 4
+
+
+@pytest.mark.parametrize(("field", "value"), [("precision", "bf16"), ("loss", "torch")])
+def test_only_megatron_s_own_loss_is_in_fp16(field: str, value: str) -> None:
+    with pytest.raises(UserError, match=f"fp16_lm_cross_entropy=true contradicts {field}={value}"):
+        plan = {"kernels": "apex", "precision": "fp16", "framework": {"fp16_lm_cross_entropy": True}, field: value}
+        resolved(Model(**GPT), **plan)
+
+
+def test_parts_whose_times_are_taken_hide_nothing_behind_each_other(toy_job) -> None:
+    """A step is then a straight line over microbatches and over layers, as where times of parts are added up: here the loss,
+    which the GPU is slow at, is hidden behind launches of layers otherwise.
+    """
+
+    def step(layers: int, microbatches: int, timed: bool) -> float:
+        model = {"layers": layers, "vocabulary": 500_000}
+        plan = {"kernels": "apex", "microbatch": 8, "global_batch": 8 * microbatches, "framework": {"timed_parts": timed}}
+        return played(toy_job(1, model=model, **plan)).ends.max()
+
+    over = [[step(layers, 2, True) for layers in (2, 3, 4)], [step(2, count, True) for count in (2, 3, 4)]]
+    bends = [before - 2 * here + after for before, here, after in over]
+    assert bends == pytest.approx([0.0, 0.0], abs=1e-9)
+    assert step(4, 2, timed=True) > step(4, 2, timed=False) + 1e-4
+
+
+def test_only_whole_passes_have_parts_that_are_timed(toy_job) -> None:
+    with pytest.raises(UserError, match="timed_parts=true contradicts schedule=zb-h1"):
+        toy_job(2, pp=2, schedule="zb-h1", kernels="apex", framework={"timed_parts": True}).resolve()
 
 
 @pytest.mark.parametrize(("tp", "batch", "passes"), [(1, 1, 1), (2, 1, 1), (4, 1, 4), (4, 2, 1), (8, 1, 4)])

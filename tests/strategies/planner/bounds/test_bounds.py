@@ -95,6 +95,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "exp_avg_sq_dtype": st.just("bf16"),
     "deterministic": st.just(True),
     "persistent_norm": st.just(True),
+    "fp16_lm_cross_entropy": st.just(True),
+    "timed_parts": st.just(True),
     "check_gradients": st.just(False),
     "average_in_collective": st.just(True),
     "pad_buckets_for_high_nccl_busbw": st.just(True),
