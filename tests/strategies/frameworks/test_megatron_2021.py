@@ -40,8 +40,8 @@ def test_a_loss_in_fp16_casts_nothing() -> None:
 
 @pytest.mark.parametrize(("field", "value"), [("precision", "bf16"), ("loss", "torch")])
 def test_only_megatron_s_own_loss_is_in_fp16(field: str, value: str) -> None:
+    plan = {"kernels": "apex", "precision": "fp16", "framework": {"fp16_lm_cross_entropy": True}, field: value}
     with pytest.raises(UserError, match=f"fp16_lm_cross_entropy=true contradicts {field}={value}"):
-        plan = {"kernels": "apex", "precision": "fp16", "framework": {"fp16_lm_cross_entropy": True}, field: value}
         resolved(Model(**GPT), **plan)
 
 
