@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,11 +64,11 @@ def command(
     total, rates = tokens_of(tokens) or TOKENS, mean_rates(asked.cluster, price)
     tell = throttled(lambda text: echo(text, err=True))
 
-    def run(way: Callable[..., Any], ways: Sequence[Any]) -> Iterator[Any]:
+    def run(way: Callable[..., Any], ways: Iterable[Any]) -> Iterator[Any]:
         tasks = [runs.submit(way, candidate) for candidate in ways]
         for number, task in enumerate(tasks, 1):
             yield task.result()
-            tell(f"{number} of {len(ways)} ways simulated")
+            tell(f"{number} of {len(tasks)} ways simulated")
 
     with engine() as runs:
         answer = advise(asked, predict, run, headroom=headroom, more=quick_way(asked))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from sim.analysis.summary import Summary
@@ -93,15 +94,15 @@ def advise(
     """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
     UserError when none can be simulated. more: other ways, by what they change of the plan.
 
-    run: as `map`, may work on several at a time; depth: of the longest pipeline that is tried (None: as many stages as layers);
-    headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`.
+    run: as `map`, may work on several at a time, on the first before the last is known; depth: of the longest pipeline that is
+    tried (None: as many stages as layers); headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`.
     """
     batch = job.global_batch
     by_hash: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
-    usual = [*_candidates(job, depth or job.model.layers), *_contexts(job), *([] if job.auto else [(OWN, {})]), *more]
+    usual = chain(_candidates(job, depth or job.model.layers), _contexts(job), [] if job.auto else [(OWN, {})], more)
     for several in (usual, _offloading(job)):
         if not any(candidate.comfortable for candidate in by_hash.values()):
-            ways = [(name, changes | {"global_batch": batch}) for name, changes in several]
+            ways = ((name, changes | {"global_batch": batch}) for name, changes in several)
             for candidate in filter(None, run(partial(_try, job, answer, headroom), ways)):
                 by_hash.setdefault(candidate.job.hash, candidate)
     if not by_hash:

@@ -8,6 +8,7 @@ contexts where the model or the sequence asks for them. Schedules other than 1F1
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -77,15 +78,15 @@ def with_auto_plan(job: Job) -> Job:
     return replace(other, remarks=(remark, *job.remarks))
 
 
-def quick_way(job: Job) -> list[tuple[str, dict[str, Any]]]:
-    """The best plan of the small space as a way for `advise`: its name and fields; none where no plan is possible."""
+def quick_way(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The best plan of the small space as a way for `advise`: its name and fields; none where no plan is possible. It is looked
+    for when it is asked for, while workers simulate other ways.
+    """
     if isinstance(job.cluster, UnequalCluster):
-        return []
-    try:
+        return
+    with suppress(UserError):
         plan = with_auto_plan(job).plan
-    except UserError:
-        return []
-    return [(name_of(plan), {field: getattr(plan, field) for field in CHOSEN})]
+        yield name_of(plan), {field: getattr(plan, field) for field in CHOSEN}
 
 
 def _computing(job: Job, said: Collection[str]) -> Job:
