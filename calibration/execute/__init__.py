@@ -12,6 +12,7 @@ from typing import Any
 from calibration.devices import Kind
 from calibration.devices import device as compute_device
 from calibration.execute.limits import ready, throttled
+from calibration.execute.traced.limits import EXACTLY, EXCHANGED
 from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import another_gpu
@@ -108,20 +109,23 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
         streamed.append(whole > free)
         if whole <= free:
             continue
-        needed = peak + least(job)
+        needed = whole if job.model.module is not None else peak + least(job)
         if needed > free or job.plan.hook.local:
             why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""
             who = "a GPU needs" if here.ordered else f"each of {ranks} processes needs"
+            how = "layer by layer " if job.model.module is None else ""
+            smaller = "scale the model down" + (", such as --set model.layers=2" if job.model.module is None else "")
             raise UserError(
-                f"{job.where}: {who} {needed / 1e9:.1f} GB, also to compare layer by layer with one process, and has "
-                f"{free / 1e9:.1f} GB left{why}; scale the model down, such as --set model.layers=2"
+                f"{job.where}: {who} {needed / 1e9:.1f} GB, also to compare {how}with one process, and has "
+                f"{free / 1e9:.1f} GB left{why}; {smaller}"
             )
     return streamed
 
 
 def _alone(job: Job) -> float:
-    """Bytes of one process's model states, and of its parameters before and after in fp32."""
-    return float((sum(job.plan.bytes_of_states.values()) + 2 * 4) * job.model.parameters)
+    """Bytes of one process's model states, and of its parameters before and after in fp32; of a traced module in fp64."""
+    wide = 2 if job.model.module is not None else 1  # compared in fp64
+    return float((sum(job.plan.bytes_of_states.values()) * wide + 2 * 4) * job.model.parameters)
 
 
 def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execution:
@@ -132,7 +136,9 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
             continue
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
     layers = "one process does not hold the model: the first step was compared with one that has a layer at a time"
-    said = (crowded(len(ranks), device), layers if first["compared"]["streamed"] else None)
+    exactly = EXACTLY if job.model.module is not None else None
+    norms = EXCHANGED if job.plan.sync_norm and device == "cpu" and len(ranks) > 1 else None
+    said = (crowded(len(ranks), device), layers if first["compared"]["streamed"] else None, norms, exactly)
     return Execution(
         name=job.name,
         ranks=len(ranks),

@@ -20,6 +20,11 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
+def wide(tensor: Tensor) -> Tensor:
+    """In fp32 at least."""
+    return tensor.float() if tensor.element_size() < 4 else tensor
+
+
 def whole_sum(gradient: Tensor) -> Tensor:
     """A gradient of which tp ranks have partial sums, added up."""
     from torch.distributed.tensor import DTensor, Replicate

@@ -22,6 +22,8 @@ from calibration.execute.model.mixture import ExpertParallel, Routed
 from calibration.execute.model.tensor_parallel import tensor_parallel
 from calibration.execute.recomputation import Recomputation
 from calibration.execute.setup import Setup
+from calibration.execute.traced.batch_norm import synchronise
+from calibration.execute.traced.net import Traced
 
 
 @dataclass(eq=False)
@@ -33,7 +35,7 @@ class Chunk:
 
     number: int
     first: int
-    net: Transformer
+    net: Transformer | Traced
     cut: dict[str, tuple[Any, Any]] = field(default_factory=dict)  # name -> device mesh, placements
     held: dict[str, Tensor] = field(default_factory=dict)
 
@@ -44,7 +46,7 @@ class Chunk:
 
     def global_name(self, name: str) -> str:
         """The name that the whole model has for a parameter of this chunk."""
-        return _shifted(name, self.first)
+        return _shifted(name, self.first) if self.first else name
 
     def parts(self, name: str, tensor: Tensor) -> int:
         """In how many parts ranks hold a parameter or its gradient, which may be whole where the parameter is cut."""
@@ -54,7 +56,12 @@ class Chunk:
         return int(others * math.prod(mesh.size(number) for number, how in enumerate(placements) if not how.is_replicate()))
 
     def materialise(self, device: torch.device) -> None:
-        """Give what this rank holds memory and values; a tied head in a stage of its own has the embedding's."""
+        """Give what this rank holds memory and values; a tied head in a stage of its own has the embedding's. A traced module has
+        its own.
+        """
+        if isinstance(self.net, Traced):
+            self.net.to(device)
+            return
         materialise(self.net, device, lambda name: original(self.net.tied, self.global_name(name)), self.cut)
 
     @property
@@ -76,8 +83,10 @@ class Chunk:
         return DTensor.from_local(tensor, *self.cut[name], run_check=False).full_tensor()
 
 
-def whole_model(setup: Setup) -> Transformer:
+def whole_model(setup: Setup) -> Transformer | Traced:
     """The model with the parameters that every execution of the job starts with."""
+    if setup.job.model.module is not None:
+        return _traced(setup, None).to(setup.device)
     net = _transformer(setup, None, True, True, Shared())
     materialise(net, setup.device, str)
     return net
@@ -85,25 +94,36 @@ def whole_model(setup: Setup) -> Transformer:
 
 def chunks(setup: Setup) -> list[Chunk]:
     """This rank's chunks, in the order of the schedule, cut over tp ranks, on the meta device: `Chunk.materialise`."""
+    if setup.job.model.module is not None:
+        return [Chunk(0, 0, _traced(setup, setup.copies))]
     stages, result = setup.resolved.layers, []
     for index in range(setup.resolved.chunks):
         number = setup.schedule.stage(setup.at["pp"], setup.plan.pp, index) if setup.plan.pp > 1 else 0
         first = sum(stages[:number])
         layers = range(first, first + stages[number])
         net = _transformer(setup, layers, number == 0, number == len(stages) - 1, shared(setup))
-        result.append(Chunk(number, first, net))
-    for chunk in result:
+        chunk = Chunk(number, first, net)
+        result.append(chunk)
         if setup.plan.kernel_set.compiled:  # layer by layer, in place, as torchtitan does; embedding, head and loss are not
-            for layer in chunk.net.layers:
+            for layer in net.layers:
                 layer.compile()
         if setup.plan.ep > 1:
-            chunk.cut |= dict.fromkeys(_routed(chunk.net), (setup.mesh["ep"], (Shard(0),)))
+            chunk.cut |= dict.fromkeys(_routed(net), (setup.mesh["ep"], (Shard(0),)))
         if setup.plan.tp > 1:
-            tensor_parallel(chunk.net, setup.mesh["tp"], setup.plan.sequence_parallel)
-            for name, parameter in chunk.net.named_parameters():
+            tensor_parallel(net, setup.mesh["tp"], setup.plan.sequence_parallel)
+            for name, parameter in net.named_parameters():
                 chunk.cut[name] = (getattr(parameter, "device_mesh", None), getattr(parameter, "placements", None))
             chunk.cut = {name: how for name, how in chunk.cut.items() if how[0] is not None}
     return result
+
+
+def _traced(setup: Setup, group: Any) -> Traced:
+    """A module of the user's own; group: of ranks over which batch normalisations are synchronised, None: one has all samples."""
+    assert setup.job.model.module is not None
+    net = Traced(setup.job.model.module, setup.plan.precision, torch.float64 if setup.exact else torch.float32)
+    if setup.plan.sync_norm and setup.resolved.copies > 1:
+        synchronise(net, group, setup.device)
+    return net
 
 
 def shared(setup: Setup) -> Shared:
@@ -125,7 +145,7 @@ def _routed(net: Transformer) -> list[str]:
 
 def share(setup: Setup, every: list[Chunk]) -> None:
     """Make the matrices of embedding and head one where two stages of this rank have them."""
-    nets = {chunk.number: chunk.net for chunk in every}
+    nets = {chunk.number: chunk.net for chunk in every if isinstance(chunk.net, Transformer)}
     first, last = nets.get(0), nets.get(len(setup.resolved.layers) - 1)
     if shares_embedding(setup.job, setup.resolved) and first is not None and last is not None:
         assert first.embedding is not None

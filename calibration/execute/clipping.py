@@ -71,7 +71,9 @@ class Clipping:
 def _norm(every: list[Held], slots: int, slot: int) -> float:
     if not every and not slots:
         return 0.0
-    norms = torch._foreach_norm([part.gradient for part in every], 2, torch.float32) if every else [torch.zeros(1)]
+    tensors = [part.gradient for part in every]
+    dtype = torch.float64 if tensors and tensors[0].dtype == torch.float64 else torch.float32
+    norms = torch._foreach_norm(tensors, 2, dtype) if tensors else [torch.zeros(1)]
     squares = torch.stack(list(norms)).double().square()
     if slots:
         squares /= squares.new_tensor([part.copies for part in every] or [1.0])

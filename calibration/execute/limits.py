@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from calibration.execute.traced import limits as traced
+from calibration.execute.traced.limits import draws
 from calibration.launch.launcher import under_launcher
 from calibration.launch.place import available_cores
 from calibration.launch.throttle import SLOWEST
@@ -110,7 +112,8 @@ def ready(job: Job, emulated: bool = False) -> Job:
     given, asked = job.plan.model_fields_set, job.plan.overlap
     job = replace(job, plan=job.plan.model_copy(update=changed))
     resolved = job.resolve()
-    check_model(job.model)
+    if job.model.module is None:
+        check_model(job.model)
     if blocking(job) and "overlap" in given and asked:
         raise UserError(f"{job.where}: not executed: overlap=true: over gloo FSDP2 waits for every collective")
     for reason in _reasons(job, resolved, emulated):
@@ -130,6 +133,8 @@ def dropped(job: Job) -> bool:
     """Whether activations are dropped at random: with numbers that follow from step, microbatch and layer, so that one process
     drops the same.
     """
+    if job.model.module is not None:
+        return draws(job.model.module)
     asked, adapters = job.plan.dropout, job.plan.lora
     of_model = (job.model.dropout or job.model.attention_dropout) if asked is None else asked
     return of_model or (adapters is not None and adapters.dropout > 0)
@@ -155,7 +160,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"lora.weights={plan.lora.weights}: matrices are kept in the plan's precision"
     if plan.packing is not None:
         yield "packing: documents of unequal lengths are simulated only"
-    yield from _of_fields(plan)
+    yield from traced.reasons(job)
+    yield from _of_fields(job)
     yield from _of_schedule(plan, resolved)
     yield from _of_compilation(job)
     yield from _of_context(job)
@@ -267,8 +273,9 @@ def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
             yield f"schedule={plan.schedule}: PyTorch counts losses in order, and stage {last} runs microbatches as {ends}"
 
 
-def _of_fields(plan: Plan) -> Iterator[str]:
+def _of_fields(job: Job) -> Iterator[str]:
     """Fields that PyTorch has no part for."""
+    plan, own = job.plan, job.model.module is not None
     if plan.optimizer not in ("adam", "momentum", "sgd"):
         yield f"optimizer={plan.optimizer} is simulated only: adam, momentum and sgd are executed"
     if plan.recompute == "selective":
@@ -279,11 +286,12 @@ def _of_fields(plan: Plan) -> Iterator[str]:
         yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
     if plan.offload is not None:
         yield "offload: FSDP2 offloads parameters, gradients and states together, and cores have no other memory to offload to"
-    for field in sorted(set(type(plan).model_fields) - EXECUTED):
+    for field in sorted(set(type(plan).model_fields) - EXECUTED - (traced.FIELDS if own else set())):
         if getattr(plan, field) != type(plan).model_fields[field].default:
             yield f"{field}={getattr(plan, field)} is simulated only"
     for option, value in plan.options:
-        if option not in EXECUTED_OPTIONS and value != type(plan.options).model_fields[option].default:
+        known = EXECUTED_OPTIONS | (traced.OPTIONS if own else set())
+        if option not in known and value != type(plan.options).model_fields[option].default:
             yield f"{option}={value} is simulated only"
     if plan.data_parallel == "zero3" and "bucket" in plan.model_fields_set:
         yield f"bucket with data_parallel={plan.data_parallel}: FSDP2 reduces layer by layer"

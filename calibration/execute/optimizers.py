@@ -35,7 +35,7 @@ def make_optimizer(plan: Plan, parameters: Iterable[Tensor]) -> torch.optim.Opti
     """The plan's optimizer over `parameters`, which may have 16 bits."""
     kind, arguments = optimizer_of(plan)
     every = list(parameters)
-    if any(parameter.dtype != torch.float32 for parameter in every):
+    if any(parameter.element_size() < 4 for parameter in every):
         return Masters(every, kind, arguments)
     return kind(_groups(every), **arguments)
 

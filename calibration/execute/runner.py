@@ -6,7 +6,7 @@ Imports torch: import this module inside the function that needs it.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -15,12 +15,14 @@ from torch import Tensor
 from calibration.execute.buckets import local
 from calibration.execute.chunks import chunks, shared
 from calibration.execute.data_parallel import executed
-from calibration.execute.model import loss
 from calibration.execute.setup import Setup, group_of
 
 
 class Runner:
     """Runs the steps of one rank of a job."""
+
+    tokens: Any  # (microbatches, microbatch, sequence), or samples of a traced module's inputs
+    labels: Tensor
 
     def __init__(self, setup: Setup) -> None:
         self.setup, self.resolved = setup, setup.resolved
@@ -28,12 +30,14 @@ class Runner:
         self.chunks = chunks(setup)
         self.hook = executed[setup.plan.data_parallel](setup, self.chunks)
         if self.hook.one_process:  # which has the data of all dp ranks: (microbatches, dp · microbatch, sequence)
-            self.tokens, self.labels = (part.transpose(0, 1).flatten(1, 2) for part in setup.data)
+            self.tokens, self.labels = (part.transpose(0, 1).flatten(1, 2) for part in cast(tuple[Tensor, Tensor], setup.data))
         else:
-            self.tokens, self.labels = (part[setup.replica] for part in setup.data)
+            tokens, labels = setup.data
+            self.tokens, self.labels = tokens[setup.replica], labels[setup.replica]
             if context := shared(setup).tokens:
                 own = context.positions(self.resolved.sequence).to(setup.device)
                 self.tokens, self.labels = self.tokens[..., own], self.labels[..., own]
+        self.loss = self.chunks[0].net.loss
         self.pipeline = self._pipeline() if setup.plan.pp > 1 else None
         self.tied = self._tied_group()
 
@@ -41,7 +45,7 @@ class Runner:
         from calibration.execute.pipeline import pipeline
 
         def scaled(output: Any, label: Tensor) -> Tensor:
-            return loss(output, label) * self.hook.clipping.scale
+            return self.loss(output, label) * self.hook.clipping.scale
 
         return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], scaled, self._begin)
 
@@ -92,7 +96,7 @@ class Runner:
         for number in range(count):
             self._begin(number)
             with self.hook.accumulating(last=number == count - 1):
-                value = loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
+                value = self.loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
                 factor = self.hook.clipping.scale / count
                 (value * factor if factor != 1 else value).backward()  # type: ignore[no-untyped-call]
             losses.append(value.detach())

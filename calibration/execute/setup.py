@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from calibration.execute.limits import dropped, shares_embedding
 from calibration.execute.model import SEED
+from calibration.execute.traced.net import Inputs, samples
 from calibration.launch.groups import new_group, patient
 from calibration.launch.place import Place
 from sim.grid import Grid
@@ -57,6 +58,7 @@ class Setup:
     device: torch.device
     mesh: DeviceMesh
     copies_mesh: DeviceMesh | None  # ranks that hold the same parameters before any sharding, of one replica; None: only one does
+    exact: bool = False  # in fp64, whatever the plan says, of a traced module
 
     @classmethod
     def of(cls, place: Place, job: Job) -> Setup:
@@ -99,7 +101,7 @@ class Setup:
     @property
     def dtype(self) -> torch.dtype:
         """Of weights and activations."""
-        return TYPES[self.plan.precision]
+        return torch.float64 if self.exact else TYPES[self.plan.precision]
 
     @property
     def schedule(self) -> Schedule:
@@ -136,12 +138,22 @@ class Setup:
         return number * self.grid.degree("ep") + self.at["ep"]
 
     @cached_property
-    def data(self) -> tuple[Tensor, Tensor]:
-        """Tokens and labels of the whole job, both (dp, microbatches, microbatch, sequence) integers; alike on every rank."""
+    def data(self) -> tuple[Tensor | Inputs, Tensor]:
+        """Tokens and labels of the whole job, both (dp, microbatches, microbatch, sequence) integers; alike on every rank. Of a
+        traced module samples of its inputs, and a label for each.
+        """
+        if self.job.model.module is not None:
+            leading = (self.resolved.dp, self.resolved.microbatches, self.plan.microbatch)
+            return samples(self.job.model.module, self.dtype, leading, self.device)
         resolved, generator = self.resolved, torch.Generator().manual_seed(SEED)
         shape = (resolved.dp, resolved.microbatches, self.plan.microbatch, resolved.sequence + 1)
         tokens = torch.randint(self.job.model.vocabulary, shape, generator=generator).to(self.device)
         return tokens[..., :-1].contiguous(), tokens[..., 1:].contiguous()
+
+    @property
+    def broadcasts_buffers(self) -> bool:
+        """Whether a step begins with the first rank's buffers: DDP's of a traced module, unless the plan says not."""
+        return self.job.model.module is not None and self.plan.hook.of_ddp and bool(self.plan.kernel_set.broadcast_buffers)
 
     @property
     def dropout(self) -> bool:

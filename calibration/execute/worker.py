@@ -17,7 +17,7 @@ import torch.distributed as dist
 from calibration.execute.data_parallel import executed
 from calibration.execute.measured.counting import Counting, Moved, copies_counted, threads_counted
 from calibration.execute.measured.timing import measure
-from calibration.execute.reference.compare import distance, mean_loss
+from calibration.execute.reference.compare import distance, exactly, mean_loss
 from calibration.execute.reference.streamed import distance as distance_streamed
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
@@ -84,7 +84,10 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
             losses.append(mean_loss(setup, runner.step()))
             if streamed and not number:
                 first = distance_streamed(runner, losses)
-    compared = replace(first, losses=losses) if streamed else distance(runner, losses, CHECKED)
+    if setup.job.model.module is not None:
+        compared = exactly(setup, CHECKED, losses[0])
+    else:
+        compared = replace(first, losses=losses) if streamed else distance(runner, losses, CHECKED)
     if compared.wrong:
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):

@@ -1,8 +1,10 @@
-"""ResNet-50 (arXiv:1512.03385) as a module of one's own, traced: the textbook's data parallelism, on 1 to 256 GPUs.
+"""ResNets (arXiv:1512.03385) as modules of one's own, traced: the textbook's data parallelism, ResNet-50 on 1 to 256 GPUs.
 
     shardyard simulate --model examples/modules/resnet.py:resnet50 --input 3x224x224 --cluster dgx-a100 \
         --set plan.microbatch=128
     python examples/modules/resnet.py
+    shardyard execute --model examples/modules/resnet.py:resnet18_cifar --input 3x32x32 --cluster cpu-gloo \
+        --set plan.precision=fp32 --set plan.microbatch=8
 """
 
 from __future__ import annotations
@@ -30,20 +32,41 @@ class Bottleneck(nn.Module):
         return result
 
 
-class ResNet(nn.Module):
-    """A stem, four groups of bottlenecks, and a classifier."""
+class Basic(nn.Module):
+    """Two convolutions, and the input added."""
 
-    def __init__(self, counts: tuple[int, ...], classes: int = 1000) -> None:
+    def __init__(self, channels: int, middle: int, stride: int) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)
-        )
+        first, second = nn.Conv2d(channels, middle, 3, stride, 1, bias=False), nn.Conv2d(middle, middle, 3, 1, 1, bias=False)
+        self.first = nn.Sequential(first, nn.BatchNorm2d(middle), nn.ReLU(inplace=True))
+        self.second = nn.Sequential(second, nn.BatchNorm2d(middle))
+        alike = stride == 1 and channels == middle
+        shortcut = nn.Sequential(nn.Conv2d(channels, middle, 1, stride, bias=False), nn.BatchNorm2d(middle))
+        self.shortcut = nn.Identity() if alike else shortcut
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, channels, height, width) to (batch, middle, height / stride, width / stride)."""
+        result: Tensor = self.relu(self.second(self.first(x)) + self.shortcut(x))
+        return result
+
+
+class ResNet(nn.Module):
+    """A stem, four groups of blocks of a kind, and a classifier. small: for images of 32 × 32, whose size the stem leaves."""
+
+    def __init__(
+        self, kind: type[nn.Module], wider: int, counts: tuple[int, ...], classes: int = 1000, small: bool = False
+    ) -> None:
+        super().__init__()
+        first = nn.Conv2d(3, 64, 3, 1, 1, bias=False) if small else nn.Conv2d(3, 64, 7, 2, 3, bias=False)
+        pool = nn.Identity() if small else nn.MaxPool2d(3, 2, 1)
+        self.stem = nn.Sequential(first, nn.BatchNorm2d(64), nn.ReLU(inplace=True), pool)
         blocks, channels = [], 64
         for group, count in enumerate(counts):
             middle = 64 * 2**group
             for number in range(count):
-                blocks.append(Bottleneck(channels, middle, 2 if group and not number else 1))
-                channels = 4 * middle
+                blocks.append(kind(channels, middle, 2 if group and not number else 1))
+                channels = wider * middle
         self.blocks = nn.Sequential(*blocks)
         self.pool, self.classifier = nn.AdaptiveAvgPool2d(1), nn.Linear(channels, classes)
 
@@ -55,7 +78,17 @@ class ResNet(nn.Module):
 
 def resnet50() -> ResNet:
     """25.6 million parameters."""
-    return ResNet((3, 4, 6, 3))
+    return ResNet(Bottleneck, 4, (3, 4, 6, 3))
+
+
+def resnet18() -> ResNet:
+    """11.7 million parameters."""
+    return ResNet(Basic, 1, (2, 2, 2, 2))
+
+
+def resnet18_cifar() -> ResNet:
+    """11.2 million parameters: for images of 32 × 32 of ten classes."""
+    return ResNet(Basic, 1, (2, 2, 2, 2), classes=10, small=True)
 
 
 def main() -> None:

@@ -31,9 +31,10 @@ def execution(validated: Validated) -> RenderableType:
     if run.times:
         title += f": {seconds(run.times['step'])} per step"
     gradient = f"gradients {compared['gradient']:.1g}, " if compared["gradient"] is not None else ""
+    statistics = f", running statistics {compared['buffers']:.1g}" if compared["buffers"] is not None else ""
     loss = f"{compared['losses'][0]:.4f} → {compared['losses'][-1]:.4f}"
     same = (
-        f"as one process: losses within {compared['loss']:.1g}, {gradient}updates {compared['update']:.1g} "
+        f"as one process: losses within {compared['loss']:.1g}, {gradient}updates {compared['update']:.1g}{statistics} "
         f"(allowed {compared['tolerance']:g}); loss {loss} in {len(compared['losses'])} steps"
     )
     sent = ", ".join(

@@ -12,6 +12,7 @@ made, those after when the one after that's are. Not simulated: that the hook ma
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
@@ -114,7 +115,7 @@ class _Bucket:
         """What the plan says of it."""
         plan, options = stage.plan, _options(stage)
         compressed: dict[tuple[Matrix, int], int] = {}
-        for n, m in (shape for shape in bucket.shapes if len(shape) > 1):
+        for n, m in ((shape[0], math.prod(shape[1:])) for shape in bucket.shapes if len(shape) > 1):
             rank = min(n, m, options.matrix_approximation_rank)
             if (n + m) * rank * options.min_compression_rate < n * m:
                 compressed[(n, m), rank] = compressed.get(((n, m), rank), 0) + 1

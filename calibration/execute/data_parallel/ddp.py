@@ -22,6 +22,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.pipeline import SINGLE
 from calibration.execute.setup import Setup
+from calibration.execute.traced.buffers import broadcast
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 
@@ -100,12 +101,12 @@ class DDP(Hook):
 
     @classmethod
     def in_ddp(cls, setup: Setup, net: nn.Module, where: dict[str, Any]) -> DistributedDataParallel:
-        """The module in DDP as the plan says; the model's buffers are constants."""
+        """The module in DDP as the plan says; the buffers of our own models are constants."""
         return DistributedDataParallel(
             net,
             bucket_cap_mb=None if setup.plan.bucket is None else setup.plan.bucket / MIB,
             init_sync=False,
-            forward_sync_buffers=False,
+            forward_sync_buffers=setup.broadcasts_buffers,
             gradient_as_bucket_view=bool(setup.plan.kernel_set.bucket_views),
             **where,
         )
@@ -114,6 +115,12 @@ class DDP(Hook):
         """Only the last microbatch reduces."""
         module = self.modules[0]
         return nullcontext() if last or not isinstance(module, DistributedDataParallel) else module.no_sync()
+
+    def zero(self) -> None:
+        """Before the first pass of a step, for which the first rank's buffers are sent where DDP does not do so."""
+        super().zero()
+        if self.by_hand and self.setup.resolved.copies > 1 and self.setup.broadcasts_buffers:
+            broadcast([state for chunk in self.chunks for state in chunk.net.states()], self.setup.copies)
 
     def reduce(self) -> None:
         """By hand."""
@@ -143,5 +150,5 @@ class CompressedDDP(DDP):
         module = super().wrap(chunk)
         if isinstance(module, DistributedDataParallel):
             module.register_comm_hook(self.setup.copies, fp16_compress_hook)
-            assert all(parameter.dtype == torch.float32 for parameter in module.parameters())
+            assert all(parameter.element_size() >= 4 for parameter in module.parameters())
         return module

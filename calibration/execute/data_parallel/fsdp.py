@@ -70,19 +70,15 @@ class Zero3(Hook):
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.plan.reshard, "mp_policy": self._precision()}
         if chunk.spread:
             self._spread(chunk, options)
-        if net.tied and net.embedding is not None and net.head is not None:
-            fully_shard([net.embedding, net.head], **options)
-            units = list(net.layers)
-        else:
-            units = [unit for unit in (net.embedding, *net.layers, net.head) if unit is not None]
+        units = net.units()
         for unit in units:
-            fully_shard(unit, **options)
+            fully_shard(unit if len(unit) > 1 else unit[0], **options)
         fully_shard(net, **options)
         chunk.materialise(setup.device)
         if setup.plan.pp == 1:
             return net
         for number, unit in enumerate(units):  # by itself FSDP2 gathers ahead across microbatches, one too many
-            cast(Any, unit).set_modules_to_backward_prefetch([units[max(number - 1, 0)]])
+            cast(Any, unit[0]).set_modules_to_backward_prefetch(units[max(number - 1, 0)])
         return net if setup.plan.syncs_gradients == "last" else Around(net)
 
     def accumulating(self, last: bool) -> AbstractContextManager[Any]:
@@ -119,7 +115,7 @@ class Zero3(Hook):
 
     def _precision(self) -> MixedPrecisionPolicy:
         dtype = self.setup.dtype
-        if dtype == torch.float32:
+        if dtype in (torch.float32, torch.float64):
             return MixedPrecisionPolicy()
         reduce = torch.float32 if self.setup.plan.gradients == "fp32" else dtype
         return MixedPrecisionPolicy(param_dtype=dtype, reduce_dtype=reduce)

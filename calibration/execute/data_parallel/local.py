@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from calibration.execute.buckets import local, reduce_in_buckets
+from calibration.execute.buckets import local, reduce_in_buckets, wide
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.setup import Setup
@@ -34,7 +34,7 @@ class DiLoCo(LocalSGD):
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
         super().__init__(setup, chunks)
-        self.start = [local(parameter.detach()).float().clone() for parameter in self.parameters()]
+        self.start = [wide(local(parameter.detach())).clone() for parameter in self.parameters()]
         self.momentum = [torch.zeros_like(value) for value in self.start]
 
     @torch.no_grad()

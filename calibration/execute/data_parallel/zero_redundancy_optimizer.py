@@ -13,7 +13,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer as Stock
 from calibration.execute.data_parallel import executed
 from calibration.execute.data_parallel.ddp import DDP
 from calibration.execute.limits import shares_embedding
-from calibration.execute.optimizers import make_optimizer, with_masters
+from calibration.execute.optimizers import make_optimizer, optimizer_of, with_masters
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 
@@ -39,7 +39,7 @@ class ZeroRedundancyOptimizer(DDP):
         setup = self.setup
         if setup.resolved.copies == 1:
             return [make_optimizer(setup.plan, self.parameters())]
-        kind, arguments = with_masters(setup.plan)
+        kind, arguments = (optimizer_of if setup.exact else with_masters)(setup.plan)
         return [
             Stock((held for held in chunk.held.values() if held.requires_grad), kind, setup.copies, True, **arguments)
             for chunk in self.chunks

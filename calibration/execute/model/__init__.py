@@ -42,6 +42,7 @@ class Transformer(nn.Module):
     """
 
     number: int | None = None
+    loss = staticmethod(loss)
 
     def __init__(
         self,
@@ -83,6 +84,16 @@ class Transformer(nn.Module):
             if part is not None:
                 tune(part, tuned, model, number)
         self.tie()
+
+    def states(self) -> list[torch.Tensor]:
+        """Buffers that passes change: none."""
+        return []
+
+    def units(self) -> list[list[nn.Module]]:
+        """Modules whose parameters are gathered together, in the order of the forward pass."""
+        if self.tied and self.embedding is not None and self.head is not None:
+            return [[self.embedding, self.head], *([layer] for layer in self.layers)]
+        return [[part] for part in (self.embedding, *self.layers, self.head) if part is not None]
 
     def tie(self) -> None:
         """Make the head's matrix the embedding's where the model says so and both are here."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class Streamed:
 
     def __init__(self, setup: Setup, norm: float | None) -> None:
         self.setup, self.model, self.given = setup, setup.job.model, norm
-        tokens, labels = (part.flatten(0, 1) for part in setup.data)
+        tokens, labels = (part.flatten(0, 1) for part in cast(tuple[Tensor, Tensor], setup.data))
         self.labels, self.count = labels, len(tokens)
         self.inputs: list[list[Tensor]] = [list(tokens)]  # of each part, by microbatch
         self.squares = 0.0

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -17,12 +15,13 @@ from strategies.models.tracing.blocks import find_blocks
 from strategies.models.tracing.builders import builder_of
 from strategies.models.tracing.fused_kernels import FusedKernels
 from strategies.models.tracing.hugging_face import without_padding
+from strategies.models.tracing.losses import loss_of
 from strategies.models.tracing.records import Module, Tensor, Trace, TracedOp
 from strategies.models.tracing.tensor_parallel import cut, is_distributed, is_partial, is_whole, local, name_of
 from topologies.reading import UserError
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_INPUTS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool}
+INPUTS = {"int64": torch.int64, "int32": torch.int32, "uint8": torch.uint8, "bool": torch.bool}
 
 
 def record(module: Module, batch: int, precision: str, fused_attention: bool, tp: int = 1) -> Trace:
@@ -33,9 +32,9 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
         dtype = DTYPES[precision]
     except KeyError:
         raise UserError(f"precision={precision}: a module is traced in {', '.join(DTYPES)}") from None
-    net = _built(module, dtype)
+    net = built(module, dtype)
     inputs = [
-        torch.zeros(batch, *each.shape, device="meta", dtype=dtype if each.dtype == "float" else _INPUTS[each.dtype])
+        torch.zeros(batch, *each.shape, device="meta", dtype=dtype if each.dtype == "float" else INPUTS[each.dtype])
         for each in module.input
     ]
     by_place = sum(not each.name for each in module.input)
@@ -60,10 +59,11 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
         raise UserError(f"model {module.source}: its passes on --input {sizes} failed: {why}{hint}") from error
 
 
-def _built(module: Module, dtype: torch.dtype) -> nn.Module:
+def built(module: Module, dtype: torch.dtype, device: str = "meta") -> nn.Module:
+    """The module as its builder makes it there, in training. Raises UserError."""
     builder = builder_of(module)
     try:
-        with torch.device("meta"):
+        with torch.device(device):
             net = builder()
     except UserError:
         raise
@@ -76,7 +76,7 @@ def _built(module: Module, dtype: torch.dtype) -> nn.Module:
             what = f"{f'{name} is an ' if name else 'it is an '}nn.{type(each).__name__}"
             why = "GPUs run it as one kernel of cuDNN, which no profile has measured"
             raise UserError(f"model {module.source}: {what}: {why}; trace the module without it, or its products as nn.Linear")
-    return net.to(device="meta", dtype=dtype).train()
+    return net.to(device=device, dtype=dtype).train()
 
 
 class _Recorder(TorchDispatchMode):
@@ -142,39 +142,16 @@ class _Recorder(TorchDispatchMode):
         with FusedKernels(self):
             result: Any = self.net(*self.sample[0], **self.sample[1])
         self.part = len(self.blocks) + 1
-        result = getattr(result, "loss", None) if getattr(result, "loss", None) is not None else result
-        hidden = getattr(result, "last_hidden_state", None)
-        if isinstance(hidden, torch.Tensor) and not hasattr(result, "logits"):
-            self.trace.loss = "the module has no head: the loss is the sum of its last hidden state"
-            return hidden.float().sum()
-        whose = "module's result"
-        if hasattr(result, "logits"):
-            result = result.logits
-        elif isinstance(result, Mapping):  # the first that may have a gradient
-            is_real = ((key, each) for key, each in result.items() if isinstance(each, torch.Tensor) and each.is_floating_point())
-            key, result = next(is_real, ("", result))
-            whose = f"result's {key}"
-        if isinstance(result, (tuple, list)):
-            result = result[0]
-        if is_distributed([type(result)]):
-            raise UserError(
-                "the module's result is a DTensor, of which a rank has a part: let the last layer return local tensors"
-            )
-        if not isinstance(result, torch.Tensor) or not result.is_floating_point():
-            raise UserError(f"the module's result is {type(result).__name__}, of which no loss can be made: return a tensor")
-        if result.dim() == 0:
-            self.trace.loss = "the module's result is the loss"
-            return result
-        if result.dim() >= 2 and result.shape[-1] > 1:
-            self.trace.loss = f"the loss is the mean cross-entropy in fp32 over the last dimension of the {whose}"
-            rows = result.flatten(0, -2)
+
+        def labels(rows: Any) -> Any:
             with self.paused():
-                labels = torch.zeros(rows.shape[0], dtype=torch.long, device="meta")
-                self.outside.add(labels.untyped_storage()._cdata)
-                self.pinned.append(StorageWeakRef(labels.untyped_storage()))
-            return functional.cross_entropy(rows.float(), labels)
-        self.trace.loss = f"the loss is the sum of the {whose}"
-        return result.float().sum()
+                made = torch.zeros(rows.shape[0], dtype=torch.long, device="meta")
+                self.outside.add(made.untyped_storage()._cdata)
+                self.pinned.append(StorageWeakRef(made.untyped_storage()))
+            return made
+
+        loss, self.trace.loss = loss_of(result, labels)
+        return loss
 
     def _watch(self, name: str, module: nn.Module) -> list[Any]:
         """Hooks that tell which module, and which block, runs."""

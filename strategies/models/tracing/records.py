@@ -20,6 +20,7 @@ from strategies.models.tracing.inputs import InputSpec
 from topologies.reading import Config
 
 BATCH_NORMS = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update".split())
+LOSS_IS_SUM = "the loss is the sum of"  # how a trace says what its loss is, where it grows with the batch
 Builder = Callable[[], Any]  # makes the module
 BUILDERS: dict[str, Builder] = {}  # by source: functions and modules that a program gave, which no file can name again
 
@@ -115,6 +116,11 @@ class Trace:
     def norms(self) -> bool:
         """Whether it normalises over batches."""
         return any(op.name in BATCH_NORMS for op in self.ops)
+
+    @property
+    def has_mean_loss(self) -> bool:
+        """Whether the loss of a batch is the mean of those of its parts."""
+        return LOSS_IS_SUM not in self.loss
 
     @property
     def synchronises(self) -> bool:

@@ -23,15 +23,26 @@ from topologies.reading import UserError
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- refused: written by tests/calibration/execute/test_refused.py -->\n", "<!-- end of refused -->\n"
-SOURCES = [ROOT / "calibration/execute/limits.py", *sorted((ROOT / "calibration/execute/data_parallel").glob("*.py"))]
+LIMITS = [ROOT / "calibration/execute/limits.py", ROOT / "calibration/execute/traced/limits.py"]
+SOURCES = [*LIMITS, *sorted((ROOT / "calibration/execute/data_parallel").glob("*.py"))]
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
 LLAMA = GPT | {"name": "llama", "kv_heads": 2, "ffn": 48, **LLAMA_LAYER}
 SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
 KINDS = [{"name": "encoder", "family": "encoder"}, {"name": "decoder", "family": "decoder", "cross": True}]
 NF4 = {"rank": 4, "targets": ["q_proj"], "weights": "nf4"}
 EXPERTS = {"experts": 4, "chosen": 2, "ffn": 48}
+OWN = {"model": f"{ROOT}/tests/data/modules/normalised.py:Net", "job": {"input": "3x8x8"}}
 PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
 ZRO = "zero_redundancy_optimizer"
+
+
+def linear() -> Any:
+    """A module."""
+    import torch
+
+    return torch.nn.Linear(8, 8)
+
+
 Case = tuple[str, dict[str, Any]]  # what is said of it; model, cluster, node, plan, job where they are not the usual ones
 CASES: list[Case] = [
     ("kernels of other frameworks", {"plan": {"kernels": "megatron"}}),
@@ -63,7 +74,12 @@ CASES: list[Case] = [
     ("other optimizers", {"plan": {"optimizer": "lion"}}),
     ("a forced algorithm", {"plan": {"algorithm": "ring"}}),
     ("offload", {"cluster": {"based_on": "dgx-h100"}, "plan": {"data_parallel": "zero3", "offload": {"optimizer": "cpu"}}}),
-    ("any other field of a plan: fp8, sync_norm …", {"plan": {"fused_optimizer": False}}),
+    ("a module that a program gives", OWN | {"model": linear}),
+    ("cuts of a module", OWN | {"plan": PP}),
+    ("recomputation of a module's blocks", OWN | {"plan": {"recompute": "full"}}),
+    ("synchronised norms and dropout", OWN | {"model": OWN["model"].replace("Net", "dropping"), "plan": {"sync_norm": True}}),
+    ("synchronised norms and a sum as loss", OWN | {"model": OWN["model"].replace("Net", "Summed"), "plan": {"sync_norm": True}}),
+    ("any other field of a plan: fp8, sync_norm of a transformer …", {"plan": {"fused_optimizer": False}}),
     ("options of how a model is written", {"plan": {"joined_products": True, "kernels": "torch"}}),
     ("threads of one process", {"plan": {"data_parallel": "dataparallel"}}),
     ("fp32 gradients of 16-bit weights", {"node": SIXTEEN, "plan": {"precision": "fp16", "gradients": "fp32"}}),
@@ -108,7 +124,7 @@ def job_of(model: Any = None, cluster: Any = None, node: Any = None, plan: Any =
     if here["based_on"] == "cpu-gloo":
         here["node"] = {"gpus": 4} | (node or {})
     given = {"precision": "fp32", "microbatch": 2, "algorithm": "auto"} | (plan or {})
-    own = model if model and "name" in model else LLAMA | (model or {})
+    own = model if callable(model) or (model and ("name" in model or isinstance(model, str))) else LLAMA | (model or {})
     return read_job(model=own, cluster=here, plan=given, **(job or {}))
 
 
