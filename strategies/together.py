@@ -4,13 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import fsum
 
 import numpy as np
 
+from sim.engine.player import run
 from sim.engine.together import play_together
+from sim.pricing.prices import Prices
+from sim.program import Program
+from sim.replay.draws import samples_of
+from sim.replay.step import replay_of
+from sim.replay.waiting import waiting
+from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.lowering.lower import lower
-from strategies.predict import prices_of, uncollected
+from strategies.predict import prices_of, uncollected, variability_of
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.gpu_targets import gpus_named
 from topologies.links.placed import PlacedTopology
@@ -22,7 +30,8 @@ STEPS = 3  # of each job at least
 @dataclass(frozen=True)
 class Neighbour:
     """A job among others. Seconds; steps: of each of its steps while the others ran, one after the other; alone: its step on the
-    same GPUs with nobody else on the network; kinds: kinds of links that it shares with others.
+    same GPUs with nobody else on the network; kinds: kinds of links that it shares with others; ideal: whether these are steps
+    of GPUs that are alike, as they were played, and not the expected ones of GPUs that are not quite.
     """
 
     name: str
@@ -31,11 +40,12 @@ class Neighbour:
     alone: float
     steps: tuple[float, ...]
     kinds: tuple[str, ...]
+    ideal: bool
 
     @property
     def together(self) -> float:
         """The mean step while the others ran."""
-        return sum(self.steps) / len(self.steps)
+        return fsum(self.steps) / len(self.steps)
 
     @property
     def slowdown(self) -> float:
@@ -64,13 +74,35 @@ def together(
     prices = prices_of(replace(jobs[0], cluster=whole))
     with uncollected():
         programs = [(lower(job.model, job.resolve()), place) for job, place in zip(jobs, placed, strict=True)]
-        steps_of, kinds = play_together(programs, prices, steps)
-        alone = [play_together([program], prices, 1).steps[0][0] for program in programs]
+        each = [_Seconds(job, *program, prices) for job, program in zip(jobs, programs, strict=True)]
+        played = play_together(programs, prices, steps, lambda number, timeline: each[number].of(timeline))
     result = []
-    for number, (job, (program, place)) in enumerate(zip(jobs, programs, strict=True)):
-        each = tuple(step / program.steps for step in steps_of[number])
-        result.append(Neighbour(job.name, where[number], place.gpus, alone[number] / program.steps, each, kinds[number]))
+    for job, text, seconds, steps_of, kinds in zip(jobs, where, each, played.steps, played.kinds, strict=True):
+        number = seconds.alone.program.steps
+        alone = seconds.of(seconds.alone)
+        # what shares nothing takes what it takes alone; worked out from blocks that are cut, rounding might say otherwise
+        each_step = tuple((step if kinds else alone) / number for step in steps_of)
+        result.append(Neighbour(job.name, text, job.cluster.gpus, alone / number, each_step, kinds, seconds.ideal))
     return tuple(result)
+
+
+class _Seconds:
+    """Seconds of a job's steps, as in `strategies.predict`: the expected ones, where GPUs of one kind are not quite alike.
+    Of all its steps GPUs are drawn alike, so that they differ by nothing but what was played.
+    """
+
+    def __init__(self, job: Job, program: Program, place: PlacedTopology, prices: Prices) -> None:
+        self.alone = run(program, place, prices)
+        self._variability = variability_of(job, prices)
+        self.ideal = not any(self._variability)
+        self._samples = 0 if self.ideal else samples_of(replay_of(self.alone).places.count)
+
+    def of(self, timeline: Timeline) -> float:
+        """Seconds of all that was played in `timeline`."""
+        if self.ideal:
+            return timeline.step
+        timeline.variability = self._variability
+        return timeline.step + waiting(timeline, self._samples).seconds * timeline.program.steps
 
 
 def shared_cluster(jobs: Sequence[Job], nodes: int | None = None) -> Cluster:
@@ -100,6 +132,10 @@ def _behind_each_other(jobs: Sequence[Job], whole: Cluster) -> list[str]:
 
 def _check(jobs: Sequence[Job], where: Sequence[str], placed: Sequence[PlacedTopology]) -> None:
     owner: dict[int, str] = {}
+    for job in jobs[1:]:
+        if job.profile != jobs[0].profile:
+            several = f"{jobs[0].name}: {jobs[0].profile or 'of the GPU'}, {job.name}: {job.profile or 'of the GPU'}"
+            raise UserError(f"together: profile must be one for all jobs, whose links are one network ({several})")
     for job, text, place in zip(jobs, where, placed, strict=True):
         if place.gpus != job.cluster.gpus:
             raise UserError(f"--on '{text}': {place.gpus} GPUs, and {job.name} is for {job.cluster.gpus}")

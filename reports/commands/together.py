@@ -17,16 +17,17 @@ from reports.terminal import echo
 @click.option("--cluster", help="What the jobs share: name or YAML; by default what they describe, with their nodes together.")
 @click.option("--nodes", type=click.IntRange(1), help="Number of its nodes.")
 @click.option("--steps", type=click.IntRange(1, 1000), default=3, show_default=True, help="Steps of each job at least.")
+@click.option("--ideal", is_flag=True, help="GPUs of one kind are all alike.")
 @AS_JSON
 def command(
-    jobs: tuple[str, ...], on: tuple[str, ...], cluster: str | None, nodes: int | None, steps: int, as_json: bool
+    jobs: tuple[str, ...], on: tuple[str, ...], cluster: str | None, nodes: int | None, steps: int, ideal: bool, as_json: bool
 ) -> None:
     """How much jobs on one cluster, each on GPUs of its own, slow each other down: their traffic shares the network."""
     from strategies.read_job import read_job
     from strategies.together import shared_cluster, together
     from topologies.cluster_files import load_cluster
 
-    asked = [read_job(job) for job in jobs]
+    asked = [read_job(job, variability=0.0 if ideal else None) for job in jobs]
     whole = load_cluster(cluster, nodes) if cluster else shared_cluster(asked, nodes)
     answer = together(asked, on, whole, steps)
     if as_json:

@@ -27,12 +27,12 @@ def table(cluster: str, jobs: Sequence[Neighbour]) -> RenderableType:
         rows.add_row(job.name, job.where, str(job.gpus), seconds(job.alone), *beside, ", ".join(job.kinds) or "none")
     worst = max(jobs, key=lambda job: job.slowdown)
     said = f"{plural(len(jobs), 'job')} on {cluster}: "
-    if worst.slowdown > 1:
+    if signed(worst.slowdown - 1) != signed(0.0):
         said += f"{worst.name} takes {signed(worst.slowdown - 1)} longer beside the others"
     else:
         said += "none slows another down"
+    kinds = {"GPUs of one kind alike" if job.ideal else "expected ones, of GPUs that are not quite alike" for job in jobs}
+    how = kinds.pop() if len(kinds) == 1 else "expected ones, where GPUs of one kind are not taken as alike"
     return Group(
-        Text(said, "bold"),
-        rows,
-        "of steps that follow each other without a pause, all jobs from the same moment on; GPUs of one kind alike",
+        Text(said, "bold"), rows, f"of steps that follow each other without a pause, all jobs from the same moment on; {how}"
     )

@@ -248,7 +248,7 @@ class Player:
         if stuck:
             self.perturbation.explain(self._held_up(stuck))
             raise UserError(f"the program waits for itself: {len(stuck)} ops never start (does the schedule deadlock?)")
-        return self._timeline()
+        return self.timeline()
 
     def _held_up(self, stuck: list[int]) -> dict[int, float]:
         """For each lane with `stuck` ops, by its first rank, when its last op ended."""
@@ -262,8 +262,8 @@ class Player:
             )
         return ends
 
-    def _timeline(self) -> Timeline:
-        """The timeline of the played step."""
+    def timeline(self) -> Timeline:
+        """The timeline of the played step, by the network's clock."""
         times = self.past
         scheduled = [*self.network.scheduled, *(time for device in self.devices for time in device.scheduled)]
         events = sum(task is None for task in self.tasks) + len(scheduled)
@@ -287,8 +287,16 @@ def _begin(event: Event) -> None:
 
 def _from_zero(timeline: Timeline) -> Timeline:
     """A steady `timeline` with time 0 where the step begins on the lane that begins it first."""
-    zero = min(timeline.begin(lane) for lane in range(len(timeline.lanes)))
+    return since(min(timeline.begin(lane) for lane in range(len(timeline.lanes))), timeline)
+
+
+def since(zero: float, timeline: Timeline) -> Timeline:
+    """`timeline` with its times counted from `zero` on."""
     columns = timeline.start, timeline.end, timeline.launched
     start, end, launched = ([time - zero for time in times] for times in columns)
     inside = {number: block.later(-zero) for number, block in timeline.inside.items()}
-    return replace(timeline, start=start, end=end, launched=launched, inside=inside)
+    resumptions = {
+        number: each._replace(time=each.time - zero, busy=each.busy - (zero if each.before < 0 else 0.0))
+        for number, each in timeline.resumptions.items()
+    }
+    return replace(timeline, start=start, end=end, launched=launched, inside=inside, resumptions=resumptions)

@@ -11,12 +11,13 @@ from sim.engine.folding import folded
 from sim.engine.lanes import Lanes
 from sim.engine.network import Network
 from sim.engine.perturbation import Perturbation
-from sim.engine.player import Player
+from sim.engine.player import Player, since
 from sim.engine.uncontended import Times
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import wire_together
 from sim.program import Program
+from sim.timeline import Timeline
 from topologies.links.placed import PlacedTopology
 from topologies.reading import UserError
 
@@ -30,9 +31,20 @@ class Together(NamedTuple):
     kinds: list[tuple[str, ...]]
 
 
-def play_together(jobs: Sequence[tuple[Program, PlacedTopology]], prices: Prices, steps: int) -> Together:
+def as_played(_job: int, timeline: Timeline) -> float:
+    """Seconds of a step as it was played."""
+    return timeline.step
+
+
+def play_together(
+    jobs: Sequence[tuple[Program, PlacedTopology]],
+    prices: Prices,
+    steps: int,
+    seconds: Callable[[int, Timeline], float] = as_played,
+) -> Together:
     """Play the steps of each job, which come one after the other without a pause, until every job has done `steps` of them;
-    a step that is not over then is left out. All begin their first step at once.
+    a step that is not over then is left out. All begin their first step at once. seconds: what is said of a played step, given
+    the number of its job.
 
     Flows of all jobs share links max-min fairly. Ranks of a job that move together are as fast as those of them that share links
     with other jobs. Raises UserError when a program waits for itself.
@@ -50,21 +62,21 @@ def play_together(jobs: Sequence[tuple[Program, PlacedTopology]], prices: Prices
     _lay(costs)
     env = Environment()
     network = Network(env, costs[0].capacity)
-    durations: list[list[float]] = [[] for _ in jobs]
+    every: list[list[float]] = [[] for _ in jobs]
     over = env.event()
 
     def begin(number: int) -> None:
         begun = env.now
         lanes = Lanes(costs[number].program, costs[number])
         player = Player(lanes, Times.none(lanes.ops), Perturbation((), jobs[number][1]), network)
-        player.begin().callbacks.append(_then(lambda: ended(number, begun)))
+        player.begin().callbacks.append(_then(lambda: ended(number, player, begun)))
 
-    def ended(number: int, begun: float) -> None:
-        durations[number].append(env.now - begun)
-        if min(map(len, durations)) >= steps:
+    def ended(number: int, player: Player, begun: float) -> None:
+        every[number].append(seconds(number, since(begun, player.timeline())))
+        if min(map(len, every)) >= steps:
             if not over.triggered:
                 over.succeed()
-        elif len(durations[number]) < LONGEST:
+        elif len(every[number]) < LONGEST:
             begin(number)
 
     for number in range(len(jobs)):
@@ -76,7 +88,7 @@ def play_together(jobs: Sequence[tuple[Program, PlacedTopology]], prices: Prices
             f"steps of these jobs do not go on together: a schedule deadlocks, or one job does {LONGEST:,} steps while another "
             f"does not do {steps}"
         ) from None
-    return Together(durations, met)
+    return Together(every, met)
 
 
 def _lay(costs: Sequence[OpCosts]) -> None:

@@ -37,13 +37,14 @@ _known = lru_cache(maxsize=4)(_factors)
 
 
 @lru_cache(maxsize=8)
-def slowest_of_places(grid: Grid, inside: tuple[str, ...], deviation: float) -> Floats:
+def slowest_of_places(grid: Grid, inside: tuple[str, ...], deviation: float, samples: int | None = None) -> Floats:
     """The factors of the slowest rank of each place of each pipeline rank, where ranks along the axes `inside` meet inside
     blocks: shape (pipeline ranks, places, samples). Places are in the order of `sim.replay.places.Places`.
+    samples: by default as many as these places ask for.
     """
     axes = [axis for axis, _ in reversed(grid.sizes)]
     degrees = [grid.degree(axis) for axis in axes]
-    samples = samples_of(grid.world // grid.size(("pp", *inside)))
+    samples = samples or samples_of(grid.world // grid.size(("pp", *inside)))
     factors = drawn(grid.world, samples, deviation).reshape(*degrees, samples)
     meeting = tuple(place for place, axis in enumerate(axes) if axis in inside)
     slowest = factors.max(axis=meeting, keepdims=True)

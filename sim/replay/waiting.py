@@ -28,10 +28,13 @@ class GpuVariability:
     samples: int  # draws of all GPUs
 
 
-def waiting(timeline: Timeline) -> GpuVariability:
-    """What a played step waits for slower GPUs, by `Timeline.variability`. Raises UserError for steps that cannot be replayed."""
+def waiting(timeline: Timeline, samples: int | None = None) -> GpuVariability:
+    """What a played step waits for slower GPUs, by `Timeline.variability`. samples: draws of all GPUs, by default as many as its
+    places ask for; steps of one job that were played in several ways are compared by equally many. Raises UserError for steps
+    that cannot be replayed.
+    """
     replay = replay_of(timeline)
-    samples = samples_of(replay.places.count)
+    samples = samples or samples_of(replay.places.count)
     factors = _factors(timeline, replay.places.inside, samples)
     steps = replay.times(factors).steps
     if timeline.before is not None:
@@ -50,7 +53,7 @@ def _factors(timeline: Timeline, inside: tuple[str, ...], samples: int) -> Facto
         return drawn(grid.world, samples, np.array(deviations)[kinds][:, None])
     if program.allotments or not all(cohort.at.keys() <= {"pp"} for cohort in program.cohorts):
         return drawn(grid.world, samples, deviations[0])
-    slowest = slowest_of_places(grid, tuple(sorted(inside)), deviations[0])
+    slowest = slowest_of_places(grid, tuple(sorted(inside)), deviations[0], samples)
     return [slowest[cohort.at.get("pp", 0)] for cohort in program.cohorts]
 
 

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 
 import shardyard
 from shardyard import UserError, read_job, simulate, together
+from sim.analysis.summary import summarise
 from strategies.job import Job
 from topologies.cluster_files import load_cluster
 
@@ -22,9 +23,14 @@ PLANS = (
 )
 
 
+WIDE = SMALL | {"hidden": 12288, "heads": 96}  # kernels take long enough for GPUs not to wait for their hosts
+
+
 def job(plan: dict, nodes: int = 4, **fields: object) -> Job:
+    """By default of GPUs that are alike."""
+    fields = {"variability": 0, "model": SMALL, **fields}
     cluster = {"based_on": "dgx-h100", "node": {"gpus": 6, "nics": 6}, "fabric": {"kind": "single", "leaf_nodes": None}}
-    return read_job(None, model=SMALL, cluster=cluster if plan.get("tp") == 3 else "dgx-h100", nodes=nodes, plan=plan, **fields)
+    return read_job(None, cluster=cluster if plan.get("tp") == 3 else "dgx-h100", nodes=nodes, plan=plan, **fields)
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=str)
@@ -38,14 +44,50 @@ def test_disjoint_nodes_on_a_fabric_that_does_not_block_are_alone_to_the_bit(pla
         assert answer.kinds == ()
 
 
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_jobs_that_share_nothing_take_the_expected_step_that_is_predicted_for_each(plan: dict) -> None:
+    """With GPUs that differ by 5 %, as much as the step that `simulate` answers for the job alone."""
+    asked = job(plan, variability=0.05)
+    expected = summarise(simulate(asked))
+    assert expected.variability is not None
+    assert expected.variability.seconds > 0
+    for answer in together([asked, job(plan)], steps=2)[:1]:
+        assert not answer.ideal
+        assert answer.alone == expected.step_seconds
+        assert answer.steps == (answer.alone, answer.alone)
+        assert answer.slowdown == 1
+
+
+def test_steps_alone_and_beside_others_are_of_the_same_gpus() -> None:
+    """A job that computes for long and sends little: it waits for its slowest GPU just as long beside another one, although its
+    blocks are cut where they meet the other's traffic, so that it has more places, which by themselves ask for fewer draws.
+    """
+    even, odd = (f"nodes {','.join(map(str, range(first, 32, 2)))}" for first in (0, 1))
+    plan = {"tp": 4, "data_parallel": "zero1", "accumulation": 16, "order": "dp-tp-cp-ep-pp"}
+    other, cluster = job(PLANS[1], nodes=16), oversubscribed(4, nodes=32)
+    ideal, expected = (
+        together([job(plan, nodes=16, model=WIDE, variability=each), other], [even, odd], cluster, 1)[0] for each in (0, 0.05)
+    )
+    assert ideal.slowdown > 1
+    assert expected.together - ideal.together == pytest.approx(expected.alone - ideal.alone, rel=0.003)
+    assert expected.alone > 1.01 * ideal.alone
+
+
+def test_a_job_on_gpus_of_one_kind_of_a_mixed_cluster_takes_its_usual_expected_step() -> None:
+    mixed = load_cluster("examples/clusters/a100-and-h100.yaml")
+    asked = job({"tp": 4, "data_parallel": "zero1", "accumulation": 2}, variability=0.05)
+    _, on_h100 = together([asked, asked], ["nodes 0-3", "nodes 4-7"], mixed)
+    assert on_h100.alone == summarise(simulate(asked)).step_seconds
+
+
 def test_jobs_that_were_asked_before_are_together_as_well() -> None:
     jobs = [job(PLANS[0]), job(PLANS[0])]
     assert [each.cluster.groups for each in jobs]  # worked out once, and kept in the cluster
     assert [each.gpus for each in together(jobs, steps=1)] == [32, 32]
 
 
-def oversubscribed(times: float) -> object:
-    return load_cluster("dgx-h100", 8, {"fabric": {"kind": "fat_tree", "leaf_nodes": 2, "oversubscription": times}})
+def oversubscribed(times: float, nodes: int = 8) -> object:
+    return load_cluster("dgx-h100", nodes, {"fabric": {"kind": "fat_tree", "leaf_nodes": 2, "oversubscription": times}})
 
 
 def test_jobs_that_share_uplinks_slow_each_other_down() -> None:
@@ -95,6 +137,7 @@ def test_jobs_that_are_not_played_side_by_side_are_refused() -> None:
     for second, message in (
         (other, "small and small describe different clusters"),
         (job(PLANS[0], effects=["gpu 0: speed 0.9"]), "has effects"),
+        (job(PLANS[0], profile="a100"), "profile must be one for all jobs, whose links are one network"),
         (job({"data_parallel": "zero1", "offload": {"optimizer": "cpu"}, "accumulation": 1}), "offloads to CPUs"),
         (job({"pp": 4, "schedule": "pipedream", "accumulation": 8}), "asynchronous"),
     ):
@@ -117,6 +160,12 @@ def test_the_command(tmp_path: Path) -> None:
     shown = CliRunner().invoke(shardyard.main, ["together", *files])
     assert shown.exit_code == 0, shown.output
     assert "2 jobs on 8 × dgx-h100: none slows another down" in shown.output
+    assert "all jobs from the same moment on; expected ones, of GPUs that are not quite alike" in shown.output
+    ideal = json.loads(CliRunner().invoke(shardyard.main, ["together", *files, "--ideal", "--json"]).stdout)
+    expected = json.loads(CliRunner().invoke(shardyard.main, ["together", *files, "--json"]).stdout)
+    for alike, usual in zip(ideal["jobs"], expected["jobs"], strict=True):
+        assert (alike["ideal"], usual["ideal"]) == (True, False)
+        assert alike["alone"] < usual["alone"]
     (tmp_path / "slim.yaml").write_text("based_on: dgx-h100\nfabric: {kind: fat_tree, leaf_nodes: 2, oversubscription: 8}\n")
     options = [
         "--cluster",

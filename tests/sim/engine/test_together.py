@@ -8,6 +8,8 @@ import pytest
 from sim.engine.player import run
 from sim.engine.together import play_together
 from sim.program import Block, Cohort, Collective, Op, Program, Ref, Run
+from sim.replay.step import StepReplay
+from sim.timeline import Timeline
 from tests.sim.conftest import block, kernel, program
 from topologies.fabric import read_fabric
 from topologies.links.placed import PlacedTopology
@@ -82,6 +84,27 @@ def test_a_job_on_its_own_gpus_is_the_step_that_is_simulated(toy_cluster, toy_pr
     placed = PlacedTopology(topology, range(8, 16))
     usual = run(step, toy_cluster(4, 2).topology(), toy_prices()).step
     assert play_together([(step, placed)], toy_prices(), 1).steps == [[usual]]
+
+
+def test_timelines_of_all_steps_begin_at_their_own_start(toy_cluster, toy_prices) -> None:
+    """Of a host that is held up, too: columns and resumptions of the third step are those of the first, and its replay."""
+    topology = toy_cluster(1, 2).topology()
+    ops = [Op("compute", block(1.0)), Op("dp", Collective("all_reduce", 1e9, "dp", "x"), (Ref(0, 0),), held=True)]
+    step = program(Cohort({}, [*ops, Op("compute", block(0.5), (Ref(0, 1),))]), dp=2)
+    timelines: list[Timeline] = []
+
+    def keep(job: int, timeline: Timeline) -> float:
+        assert job == 0
+        timelines.append(timeline)
+        return timeline.step
+
+    (seconds,) = play_together([(step, PlacedTopology(topology, [0, 1]))], toy_prices(launch="1 ms"), 3, keep).steps
+    assert seconds == pytest.approx([2.502] * 3, abs=1e-9)  # each block is launched 1 ms after its host may
+    first, _, third = timelines
+    for name in ("start", "end", "launched", "resumptions"):
+        assert getattr(first, name) == getattr(third, name)
+    assert first.resumptions
+    assert StepReplay(third).times().steps.tolist() == [third.step]
 
 
 def test_a_placed_topology_has_the_routes_of_its_gpus(toy_cluster) -> None:
