@@ -184,7 +184,7 @@ class Ref(NamedTuple):
     op: int
 
 
-Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS or CACHED, bytes)
+Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS or CACHED, bytes); those of one kind add up
 
 
 @dataclass(slots=True)

@@ -11,6 +11,7 @@ from pydantic import Field, PositiveInt, SerializeAsAny, ValidationInfo, field_v
 
 from strategies.frameworks import KernelSet, kernel_set, kernel_sets
 from strategies.frameworks.options import Options
+from strategies.models.parts import unsaid
 from strategies.optimizers import optimizer_called, optimizers
 from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
@@ -23,10 +24,6 @@ BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an 
 
 Moment = Literal["fp32", "fp16", "bf16"]
 Module = Literal["core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts"]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 class Computing(Config):
@@ -56,7 +53,7 @@ class Computing(Config):
     )
     offload_activations: PositiveInt | None = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         le=10_000,
         description="layers, the first of the model, whose activations are kept in the CPUs' memory until their backward pass, "
         "copied beside compute (Megatron-LM's --cpu-offloading-num-layers; Transformer Engine's get_cpu_offload_context)",
@@ -69,7 +66,7 @@ class Computing(Config):
     )
     packing: Packing | None = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         description="sequences are packed from documents of unequal lengths, within which attention stays: {lengths: [310, 1250, "
         "…]}, of the data set or a sample; by default a sequence attends as one",
     )

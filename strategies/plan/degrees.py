@@ -6,14 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from strategies.models.parts import unsaid
 from topologies.cluster import MAX_GPUS
 from topologies.reading import Config
 
 Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _is_alltoall(value: object) -> bool:
@@ -42,7 +39,7 @@ class Degrees(Config):
         None,
         ge=0,
         le=100,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         description="instead of imbalance, standard deviation of the tokens of a layer's experts relative to their mean: the "
         "busiest of the ep ranks is that of random loads, drawn anew for each layer; 0: tokens choose at random",
     )

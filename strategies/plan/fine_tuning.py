@@ -44,10 +44,6 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 SHOWN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *FUSED, "linear_proj", "linear_fc2")
 
 
-def _is_none(value: object) -> bool:
-    return value is None
-
-
 NAMES: Mapping[str, str] = {  # folded names of PEFT, bitsandbytes and NeMo -> field
     **dict.fromkeys(("r", "lorar", "dim", "lorarank", "adapterdim", "loradim"), "rank"),
     "loraalpha": "alpha",
@@ -155,13 +151,13 @@ class FineTuning(Config):
 
     lora: Lora | None = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         description="low-rank adapters are trained, all else is frozen: {rank: 16, targets: [q_proj, v_proj], …}, or PEFT's"
         " adapter_config.json",
     )
     freeze: Freeze | None = Field(
         None,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         description="parts that are not trained: {layers: 8} freezes the embedding and the first 8 layers",
     )
 

@@ -21,7 +21,7 @@ from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.frameworks.deepspeed.runtime import deepspeed_runtime
 from strategies.frameworks.runtime import Runtime, SendInParts
 from strategies.models.model import Model
-from strategies.models.parts import LAYERS, WIDTH, Layers, Tokens
+from strategies.models.parts import LAYERS, WIDTH, Layers, Tokens, unsaid
 from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.fine_tuning import FineTuning
@@ -38,10 +38,6 @@ SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
 GradientSync = Literal["every", "last"]
 UnevenBatch = Literal["refuse", "drop_last", "join"]
-
-
-def _is_none(value: object) -> bool:
-    return value is None
 
 
 def _is_refused(value: object) -> bool:
@@ -95,7 +91,7 @@ class Plan(Degrees, Computing, FineTuning):
         None,
         min_length=1,
         max_length=MAX_GPUS,
-        exclude_if=_is_none,
+        exclude_if=unsaid,
         description="microbatches of each dp rank in a step, in order, instead of global_batch: those on faster GPUs take more",
     )
     uneven_batch: UnevenBatch = Field(
