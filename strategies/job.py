@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
-from strategies.layers.fine_tuning.adapters import adapter_parameters
+from strategies.layers.fine_tuning.adapted_matrices import adapter_parameters
 from strategies.layers.fine_tuning.parts import trained_parameters
 from strategies.models.model import Model
 from strategies.plan.allotment import dropped

@@ -55,7 +55,7 @@ PLACES = 3 * 8  # bytes a copy: its expert, its token and its place, as PyTorch'
 
 def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
     """The pieces of a layer's mixture, in the order of the forward pass, after its norm."""
-    model, rows = rank.model, _Rows(rank, moe)
+    model, rows = rank.model, Rows(rank, moe)
     width = moe.ffn * (2 if model.gated else 1)
     elements = rows.held * moe.ffn // rows.tp
     tokens = rank.local_tokens
@@ -85,7 +85,7 @@ def _part(operator: Operator, *makes: str, of: str = "") -> Operator:
     return replace(operator, modules=("moe", of) if of else ("moe",), makes=makes)
 
 
-class _Rows:
+class Rows:
     """Copies of tokens: `own` that this rank dispatches, `held` by its experts (at ep > 1 of the busiest rank)."""
 
     def __init__(self, rank: RankShapes, moe: Experts) -> None:
@@ -115,7 +115,7 @@ def _busiest(rank: RankShapes, moe: Experts) -> float:
     return busiest_rank(moe.experts, plan.ep, each * moe.chosen * plan.ep, plan.expert_spread)
 
 
-def _moved(rank: RankShapes, rows: _Rows, label: str) -> tuple[Items, Items]:
+def _moved(rank: RankShapes, rows: Rows, label: str) -> tuple[Items, Items]:
     """(exchange of copies to their experts, of results back); gradients take them in reverse."""
     plan, hidden, sent = rank.resolved, rank.model.hidden, _sent_width(rank)
     there, back = (_swapped(rank, rows, label, width) for width in (sent, rank.element))
@@ -131,7 +131,7 @@ def _sent_width(rank: RankShapes) -> int:
     return FP8_WIDTH if fp8 is not None and fp8.dispatch else rank.element
 
 
-def _swapped(rank: RankShapes, rows: _Rows, label: str, width: int) -> Items:
+def _swapped(rank: RankShapes, rows: Rows, label: str, width: int) -> Items:
     """Copies of tokens, in elements of `width` bytes, exchanged between the ranks of the tokens and the ranks of their
     experts.
     """
@@ -145,7 +145,7 @@ def _swapped(rank: RankShapes, rows: _Rows, label: str, width: int) -> Items:
     return pipelined(Collective("all_to_all", once, "ep", across, plan.algorithm, width=width, along=(NODES,)), swap)
 
 
-def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
+def _dispatch(rank: RankShapes, rows: Rows) -> Operator:
     """Copy each token for each of its experts; backward, add the gradients of the copies."""
     hidden, copies = rank.model.hidden, rank.local_tokens + rows.own
     there, back = _moved(rank, rows, "dispatch")
@@ -161,7 +161,7 @@ def _dispatch(rank: RankShapes, rows: _Rows) -> Operator:
     )
 
 
-def _combine(rank: RankShapes, rows: _Rows) -> Operator:
+def _combine(rank: RankShapes, rows: Rows) -> Operator:
     """Add the results of each token's experts; backward, copy the gradient. Where results are weighted here, backward reads them
     too.
     """
@@ -187,7 +187,7 @@ def _combine(rank: RankShapes, rows: _Rows) -> Operator:
     )
 
 
-def _sorted(rank: RankShapes, rows: _Rows) -> tuple[Items, Items]:
+def _sorted(rank: RankShapes, rows: Rows) -> tuple[Items, Items]:
     """PyTorch's copies of what has come, rank by rank, in the order of experts, and back, where a rank has several."""
     if not rank.eager or rank.resolved.ep == 1 or rows.experts == 1:
         return (), ()
@@ -200,7 +200,7 @@ def _early(rank: RankShapes) -> bool:
     return _sent_width(rank) == FP8_WIDTH
 
 
-def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: int, columns: bool) -> Operator:
+def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int, columns: bool) -> Operator:
     """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
     bias, tp = rank.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
@@ -211,13 +211,13 @@ def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: in
     return Operator(
         forward=(
             *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
-            _exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
+            exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
         ),
         input_gradient=(
             *fp8.gradient(rows.held * n, arrived=not columns and _early(rank)),
-            _exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
+            exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
         ),
-        weight_gradient=(*fp8.again(rows.held * k), _exact(product, rows), *adding, *sums),
+        weight_gradient=(*fp8.again(rows.held * k), exact(product, rows), *adding, *sums),
         saved={f"{label} input": fp8.kept * rows.held * k},
         for_weights=(f"{label} input",),
         temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
@@ -229,7 +229,7 @@ def _experts(rank: RankShapes, rows: _Rows, label: str, inputs: int, outputs: in
     )
 
 
-def _exact(kernel: Kernel, rows: _Rows) -> Kernel:
+def exact(kernel: Kernel, rows: Rows) -> Kernel:
     """The kernel with the FLOPs of the copies that there are, without what rounding up has added."""
     return replace(kernel, flops=kernel.flops / (rows.each * rows.busy) * rows.held)
 

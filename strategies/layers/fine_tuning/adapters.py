@@ -22,71 +22,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 from sim.program import Kernel
+from strategies.layers.fine_tuning.adapted_matrices import COLUMNS, MIXTURE, ROWS, Wrapped, chosen
 from strategies.layers.fine_tuning.frozen import label_of
+from strategies.layers.mixture_of_experts import Rows, exact
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
-from strategies.models.model import Model
-from strategies.plan.fine_tuning import Lora, trained_parts
-from strategies.plan.plan import Plan
-
-COLUMNS, ROWS = ("qkv", "mlp up"), ("attention output", "mlp down")  # labels of products whose matrices tp cuts so
-
-
-class Wrapped(NamedTuple):
-    """A matrix with an adapter: its name, and its sizes on all tp ranks together."""
-
-    name: str
-    inputs: int
-    outputs: int
-
-
-def wrapped(model: Model, apart: bool) -> dict[str, list[Wrapped]]:
-    """By the label of a product the matrices of a dense layer that it multiplies by. apart: queries, keys, values, gate and up
-    are modules of their own.
-    """
-    width, shared = model.query_features, model.kv_heads * model.head_dim
-    hidden, ffn = model.hidden, model.ffn
-    parts = [Wrapped("linear_q", hidden, width), Wrapped("linear_k", hidden, shared), Wrapped("linear_v", hidden, shared)]
-    up = [Wrapped("linear_fc1_gate", hidden, ffn), Wrapped("linear_fc1_up", hidden, ffn)]
-    if not model.gated:
-        up = [Wrapped("linear_fc1", hidden, ffn)]
-    result = {
-        "mlp up": up if apart or not model.gated else [Wrapped("linear_fc1", hidden, 2 * ffn)],
-        "mlp down": [Wrapped("linear_fc2", ffn, hidden)],
-        "attention output": [Wrapped("linear_proj", model.heads * model.v_head_dim, hidden)],
-    }
-    if model.latent is None:
-        result["qkv"] = parts if apart else [Wrapped("linear_qkv", hidden, width + 2 * shared)]
-    return result
-
-
-def chosen(plan: Plan, model: Model, label: str) -> list[Wrapped]:
-    """The matrices of a product that `plan.lora` gives adapters, by name."""
-    assert plan.lora is not None
-    fused, single = (wrapped(model, apart).get(label, []) for apart in (False, True))
-    if {"qkv": "linear_qkv", "mlp up": "linear_fc1"}.get(label) in plan.lora.targets:
-        return single if plan.kernel_set.separate_products else fused
-    return sorted(module for module in {*fused, *single} if module.name in plan.lora.targets)
-
-
-def adapter_parameters(plan: Plan, model: Model) -> int:
-    """Elements of all adapters: r · (in + out) of each, and with DoRA its magnitudes."""
-    if plan.lora is None:
-        return 0
-    trained = trained_parts(plan, model.layers)
-    modules = [
-        module
-        for layer, own in enumerate(model.layer_models)
-        if trained.layers[layer].adapters
-        for label in (*COLUMNS, *ROWS)
-        for module in chosen(plan, own, label)
-    ]
-    magnitudes = sum(module.outputs for module in modules) if plan.lora.dora else 0
-    return plan.lora.rank * sum(module.inputs + module.outputs for module in modules) + magnitudes
+from strategies.plan.fine_tuning import Lora
 
 
 def adapted(rank: RankShapes, operators: Sequence[Operator]) -> list[Operator]:
@@ -95,9 +40,12 @@ def adapted(rank: RankShapes, operators: Sequence[Operator]) -> list[Operator]:
     for operator in operators:
         result.append(operator)
         label = label_of(operator)
-        if label in COLUMNS or label in ROWS:
+        dense = MIXTURE.get(label, label)
+        if dense in COLUMNS or dense in ROWS:
+            moe = rank.model.experts if label.startswith("expert") else None
             for module in chosen(rank.resolved, rank.model, label):
-                result += _Adapter(rank, label, module, label in ROWS, operator).operators()
+                of_experts = Rows(rank, moe) if moe else None
+                result += _Adapter(rank, label, module, dense in ROWS, operator, of_experts).operators()
     return result
 
 
@@ -110,6 +58,7 @@ class _Adapter:
     module: Wrapped
     by_rows: bool
     base: Operator
+    rows: Rows | None = None  # of routed experts, each of which has such an adapter; tp is 1 then
 
     @property
     def lora(self) -> Lora:
@@ -120,7 +69,37 @@ class _Adapter:
     @property
     def name(self) -> str:
         """For labels of its kernels."""
-        return f"{self.module.name.removeprefix('linear_')} lora"
+        mixture = f"{self.label.split()[0]} " if self.label in MIXTURE else ""
+        return f"{mixture}{self.module.name.removeprefix('linear_')} lora"
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of its input on this rank; of experts, copies of tokens."""
+        return self.rows.held if self.rows else self.rank.tokens
+
+    @property
+    def counted(self) -> int:
+        """Tokens whose products the model's FLOPs are of."""
+        return self.rank.tokens * (self.rows.moe.chosen if self.rows else 1)
+
+    def _gemm(self, label: str, phase: str, outputs: int, inputs: int) -> Kernel:
+        """Tokens by a matrix `inputs` → `outputs`; each expert's by its own."""
+        if self.rows is None:
+            return self.rank.gemm(label, phase, self.tokens, outputs, inputs)
+        return exact(self.rank.gemm(label, phase, self.rows.each, outputs, inputs, self.rows.busy), self.rows)
+
+    def _weight_gemm(self, label: str, outputs: int, inputs: int) -> Items:
+        """The gradient of such a matrix."""
+        if self.rows is None:
+            return self.rank.weight_gemm(label, outputs, inputs, self.tokens)
+        kernels = self.rank.weight_gemm(label, outputs, inputs, self.rows.each, self.rows.busy)
+        return tuple(exact(kernel, self.rows) if kernel.kind == "gemm" else kernel for kernel in kernels)
+
+    def _held(self, outputs: int, inputs: int) -> dict[str, Any]:
+        """Fields of an operator about its matrix."""
+        copies = self.rows.experts if self.rows else 1
+        spread = copies * outputs * inputs if self.rows and self.rank.resolved.ep_of_dp > 1 else 0
+        return {"shapes": ((outputs, inputs),) * copies, "experts": spread}
 
     @property
     def inputs(self) -> int:
@@ -209,7 +188,7 @@ class _Adapter:
         """The input, dropped in part, or as it is; backward, its gradient is added to that of the frozen product."""
         rank, width = self.rank, self.rank.element
         gather, scatter = self._gathered()
-        elements = (rank.local_tokens if gather else rank.tokens) * self.inputs
+        elements = (rank.local_tokens if gather else self.tokens) * self.inputs
         summed = (rank.memory(f"{self.name} input gradient", "backward", (1 if rank.kernels.compiled else 3) * width * elements),)
         if not self.lora.dropout:
             return Operator(gather, (*scatter, *summed), temporary=float(width * elements))
@@ -229,22 +208,21 @@ class _Adapter:
 
     def _down(self) -> Operator:
         """A, whose result all tp ranks have whole."""
-        rank, lora, tokens = self.rank, self.lora, self.rank.tokens
+        rank, lora, tokens = self.rank, self.lora, self.tokens
         rows, size = (lora.rank if self.by_rows else lora.rank // rank.tp), float(rank.element * tokens * lora.rank)
         label = f"{self.name} A"
-        product = rank.gemm(label, "forward", tokens, rows, self.inputs)
         whole = rank.collective("all_reduce" if self.by_rows else "all_gather", f"{label} result", size)
         reduced = self._alone(rank.element * tokens * self.inputs)
         source = f"{self.name} input" if lora.dropout else self.source
         return Operator(
-            forward=(product, *whole),
-            input_gradient=(rank.gemm(label, "backward", tokens, self.inputs, rows), *reduced),
-            weight_gradient=rank.weight_gemm(f"{label} weight", rows, self.inputs, tokens),
+            forward=(self._gemm(label, "forward", rows, self.inputs), *whole),
+            input_gradient=(self._gemm(label, "backward", self.inputs, rows), *reduced),
+            weight_gradient=self._weight_gemm(f"{label} weight", rows, self.inputs),
             saved={source: float(rank.element * tokens * self.inputs)},
             for_weights=(source,),
             temporary=float(rank.element * tokens * self.inputs),
-            shapes=((rows, self.inputs),),
-            flops=2.0 * tokens * self.module.inputs * lora.rank,
+            flops=2.0 * self.counted * self.module.inputs * lora.rank,
+            **self._held(rows, self.inputs),
         )
 
     def _alone(self, size: float) -> Items:
@@ -255,21 +233,21 @@ class _Adapter:
 
     def _up(self) -> Operator:
         """B, the product with α/r, and the sum with the frozen product's result."""
-        rank, lora, tokens = self.rank, self.lora, self.rank.tokens
+        rank, lora, tokens = self.rank, self.lora, self.tokens
         label, size = f"{self.name} B", float(rank.element * tokens * lora.rank)
         here, back = self._exchanged()
-        kept = rank.stream if self.by_rows else tokens * self.outputs  # elements of the result that are added
-        gradient = rank.gemm(label, "backward", tokens, lora.rank, self.outputs)
+        kept = rank.stream if self.by_rows and not self.rows else tokens * self.outputs  # elements of the result that are added
         scaled = rank.memory(f"{self.name} scaling", "backward", 2.0 * rank.element * kept)
+        gradient = self._gemm(label, "backward", lora.rank, self.outputs)
         return Operator(
-            forward=(rank.gemm(label, "forward", tokens, self.outputs, lora.rank), *here, *self._sum(kept)),
+            forward=(self._gemm(label, "forward", self.outputs, lora.rank), *here, *self._sum(kept)),
             input_gradient=(scaled, *back, gradient, *rank.collective("all_reduce", f"{label} input gradient", size)),
-            weight_gradient=rank.weight_gemm(f"{label} weight", self.outputs, lora.rank, tokens),
+            weight_gradient=self._weight_gemm(f"{label} weight", self.outputs, lora.rank),
             saved={f"{self.name} A result": size},
             for_weights=(f"{self.name} A result",),
             temporary=2.0 * rank.element * kept,
-            shapes=((self.outputs, lora.rank),),
-            flops=2.0 * tokens * self.module.outputs * lora.rank,
+            flops=2.0 * self.counted * self.module.outputs * lora.rank,
+            **self._held(self.outputs, lora.rank),
         )
 
     def _sum(self, elements: int) -> tuple[Kernel, ...]:

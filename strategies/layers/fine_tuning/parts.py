@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from strategies.layers.embedding_and_head import embedding
-from strategies.layers.fine_tuning.adapters import adapted, adapter_parameters
+from strategies.layers.fine_tuning.adapted_matrices import adapter_parameters
+from strategies.layers.fine_tuning.adapters import adapted
 from strategies.layers.fine_tuning.frozen import forward_only, frozen, label_of, lowest
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes

@@ -23,7 +23,7 @@ def fine_tunes(plan: Plan, model: Model, layers: tuple[int, ...]) -> Iterator[st
     if plan.freeze is not None:
         yield from _frozen(plan.freeze, model)
     if plan.lora is not None:
-        yield from _targets(plan.lora, model)
+        yield from _targets(plan, plan.lora, model)
         yield from _weights(plan, plan.lora)
         yield from _tensor_parallel(plan, plan.lora, model)
         if plan.lora.dora:
@@ -43,12 +43,19 @@ def _frozen(freeze: Freeze, model: Model) -> Iterator[str]:
         yield f"freeze.head=true contradicts freeze.embedding=false: {model.name} has one matrix for both"
 
 
-def _targets(lora: Lora, model: Model) -> Iterator[str]:
+def _targets(plan: Plan, lora: Lora, model: Model) -> Iterator[str]:
     """Whether the model has what is to be adapted."""
     chosen = set(lora.targets)
     mixed = any(map(model.is_mixture, range(model.layers)))
     if mixed and chosen & {*FUSED["linear_fc1"], "linear_fc1", "linear_fc2"}:
-        yield f"lora.targets: adapters of experts, which {model.name} has, are not simulated: take attention"
+        for what, there in ((f"tp={plan.tp}", plan.tp > 1), ("lora.dora=true", lora.dora)):
+            if there:
+                yield f"lora.targets: adapters of experts, which {model.name} has, are not simulated with {what}: take attention"
+    block = {*FC1, "linear_fc1", "linear_fc2"}
+    if any(
+        not (own.has_attention and chosen - block) and not (own.feed_forward and chosen & block) for own in model.layer_models
+    ):
+        yield f"lora.targets: layers of {model.name} have none of these matrices: take all-linear"
     if model.latent is not None and chosen & {"linear_qkv", *QKV}:
         has = "linear_proj, linear_fc1 and linear_fc2 are there"
         yield f"lora.targets: the latent attention of {model.name} has no such matrices; {has}"

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional
 
 HIDDEN, HEADS, FFN, LAYERS, VOCABULARY = 256, 4, 1024, 4, 1024
+EXPERTS, CHOSEN = 4, 2
 SIZES: Mapping[str, Any] = {
     "name": "small decoder",
     "hidden": HIDDEN,
@@ -101,3 +102,31 @@ class Decoder(nn.Module):
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
+
+
+class MixtureBlock(nn.Module):
+    """Experts beside a shared one, all frozen: token t goes to the experts t, t + 1, … of which it takes the router's weights."""
+
+    def __init__(self, adapted: Collection[str], rank: int = 8) -> None:
+        super().__init__()
+        self.router = nn.Linear(HIDDEN, EXPERTS, bias=False)
+        self.experts = nn.ModuleList(
+            nn.ModuleDict({"up": nn.Linear(HIDDEN, FFN, bias=False), "down": nn.Linear(FFN, HIDDEN, bias=False)})
+            for _ in range(EXPERTS + 1)
+        )
+        self.requires_grad_(False)
+        for expert in self.experts:
+            for name in adapted:
+                expert[name] = Adapted(expert[name], rank, dropout=0.0)
+
+    def forward(self, x: torch.Tensor) -> Any:
+        weights = self.router(x).softmax(-1)
+        result = x + self._of(EXPERTS, x)
+        for number in range(EXPERTS):
+            mine = torch.cat([torch.arange((number - place) % EXPERTS, len(x), EXPERTS) for place in range(CHOSEN)])
+            result = result.index_add(0, mine, self._of(number, x[mine]) * weights[mine, number, None])
+        return result
+
+    def _of(self, number: int, x: torch.Tensor) -> Any:
+        expert = self.experts[number]
+        return expert["down"](functional.gelu(expert["up"](x)))

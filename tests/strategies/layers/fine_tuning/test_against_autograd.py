@@ -10,7 +10,7 @@ from shardyard import Job, read_job, simulate, summarise
 from sim.program import Kernel
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts
-from tests.strategies.layers.fine_tuning.small_decoder import FFN, HIDDEN, LAYERS, SIZES, Decoder
+from tests.strategies.layers.fine_tuning.small_decoder import CHOSEN, EXPERTS, FFN, HIDDEN, LAYERS, SIZES, Decoder, MixtureBlock
 
 PLAN: dict[str, Any] = {"kernels": "torch", "microbatch": 2, "global_batch": 32}
 ALL = ("q", "k", "v", "o", "up", "down")
@@ -80,3 +80,22 @@ def test_flops_are_those_that_pytorch_counts() -> None:
     costs = parts(described.model, described.resolve())
     every = [*map(costs.layer, range(LAYERS)), costs.head]
     assert counter.get_total_flops() == sum(part.model_flops for part in every)
+
+
+def test_flops_of_adapted_experts_are_those_that_pytorch_counts() -> None:
+    """A real pass, forward and backward, of a block whose tokens are spread evenly over experts, each with adapters of its own;
+    and parameters that have gradients.
+    """
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    net, tokens = MixtureBlock(("up", "down")), 512
+    counter = FlopCounterMode(display=False)
+    with counter:
+        net(torch.randn(tokens, HIDDEN, requires_grad=True)).sum().backward()
+    experts = {"experts": EXPERTS, "chosen": CHOSEN, "ffn": FFN, "shared": 1}
+    plan = {"microbatch": 1, "sequence": tokens, "kernels": "torch", "lora": {"rank": 8, "targets": "mlp"}}
+    job = read_job(None, model=SIZES | {"mixer": "none", "experts": experts}, cluster="dgx-a100", plan=plan)
+    layer = parts(job.model, job.resolve()).layer(1)
+    assert layer.model_flops == counter.get_total_flops()
+    assert layer.parameters == sum(each.numel() for each in net.parameters() if each.requires_grad)

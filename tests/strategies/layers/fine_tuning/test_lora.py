@@ -17,6 +17,7 @@ from strategies.plan.plan import Plan
 from strategies.planner.advise import advise
 from strategies.predict import predict
 from strategies.resilience.checkpoint_size import checkpoint_size
+from tests.strategies.layers.fine_tuning.small_decoder import SIZES
 from topologies.reading import UserError
 
 QV: dict[str, Any] = {"rank": 8, "targets": ["q_proj", "v_proj"]}
@@ -180,9 +181,32 @@ def test_what_contradicts_is_one_line(plan: dict[str, Any], said: str) -> None:
     assert said in str(error.value)
 
 
-def test_experts_have_no_adapters() -> None:
-    with pytest.raises(UserError, match="adapters of experts, which mixtral-8x7b has, are not simulated: take attention"):
-        job("mixtral-8x7b", lora={"rank": 8, "targets": "all-linear"}).resolve()
+@pytest.mark.parametrize(("more", "what"), [({"tp": 2}, "tp=2"), ({"lora": {"dora": True}}, "lora.dora=true")])
+def test_adapters_of_experts_are_whole_and_plain(more: dict[str, Any], what: str) -> None:
+    lora = {"rank": 16, "targets": "mlp"} | more.get("lora", {})
+    with pytest.raises(UserError, match=f"adapters of experts, which mixtral-8x7b has, are not simulated with {what}: take"):
+        job("mixtral-8x7b", nodes=2, **more | {"lora": lora, "kernels": "megatron"}).resolve()
+
+
+def test_layers_have_something_to_adapt() -> None:
+    without = SIZES | {"mixer": "none"}
+    asked = read_job(None, model=without, cluster="dgx-h100", plan={"lora": QV})
+    with pytest.raises(UserError, match="lora.targets: layers of small decoder have none of these matrices: take all-linear"):
+        asked.resolve()
+
+
+def test_adapters_of_experts_are_spread_as_experts_are() -> None:
+    """Mixtral with rank 16: 32 layers of 8 experts, each with gate and up (one matrix) and down; dp ranks with the same experts
+    reduce them.
+    """
+    lora = {"rank": 16, "targets": "mlp"}
+    each = 16 * (4096 + 2 * 14336) + 16 * (14336 + 4096)
+    assert trained_parameters(load_model("mixtral-8x7b")[0], Plan(lora=lora)) == 32 * 8 * each
+    whole, spread = (played("mixtral-8x7b", nodes=2, lora=lora, algorithm="ring", ep=ep) for ep in (1, 8))
+    assert whole.worst.kinds["gradient"] == 2 * 32 * 8 * each
+    assert spread.worst.kinds["gradient"] == 2 * 32 * each
+    assert whole.volume["dp"].bytes == pytest.approx(2 * 32 * 8 * each * 2 * 15 / 16)
+    assert sum(spread.volume[axis].bytes for axis in spread.volume if axis != "ep") == pytest.approx(2 * 32 * each * 2 * 1 / 2)
     assert played("mixtral-8x7b", lora=ATTENTION, ep=8).worst.kinds["optimizer"] == 12 * 32 * 16 * (4096 + 6144 + 2 * 4096)
 
 
