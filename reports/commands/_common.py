@@ -19,14 +19,19 @@ AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer
 
 
 def figure_option(name: str, about: str, moves: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG, nor (moves) GIF."""
+    """The file that a figure is drawn into, refused before any work is done when it is neither PNG nor SVG, nor (moves) GIF, or
+    cannot be written.
+    """
     ends = (".png", ".svg", ".gif") if moves else (".png", ".svg")
 
     def check(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+        from topologies.documents.writing import check_writable
         from topologies.reading import UserError
 
         if path is not None and Path(path).suffix not in ends:
             raise UserError(f"{name} {path}: must end in {', '.join(ends[:-1])} or {ends[-1]}")
+        if path is not None:
+            check_writable(name, Path(path))
         return path
 
     return click.option(name, metavar="FILE", help=about, callback=check)

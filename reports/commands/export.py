@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, framework_names, job_options, job_with_found_plan
+from reports.commands._common import AS_JSON, check_files, framework_names, job_options, job_with_found_plan
 from reports.terminal import echo
 
 
@@ -23,6 +23,7 @@ def command(job: str | None, target: str, output: str | None, as_json: bool, **g
     from strategies.frameworks.export import export
     from topologies.documents.writing import write_whole
 
+    check_files(output=output)
     written = export(target, job_with_found_plan(job, **given))
     if output:
         write_whole(Path(output), written.text)

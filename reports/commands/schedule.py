@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from reports.commands._common import AS_JSON
+from reports.commands._common import AS_JSON, check_files
 from reports.terminal import echo
 
 
@@ -22,6 +22,7 @@ def command(name: str, pp: int | None, microbatches: int | None, chunks: int | N
     """The order in which each rank of a pipeline runs its passes: stage, F B I W, microbatch; one line per rank."""
     from strategies.schedules.table import cells, text_table, write_schedule
 
+    check_files(csv=file)
     rows, notes = cells(name, pp, microbatches, chunks)
     if file:
         echo(f"wrote {write_schedule(rows, Path(file), name)}", err=as_json)

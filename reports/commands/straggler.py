@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from reports.commands._common import AS_JSON, check_files, figure_option, show
+from reports.commands._common import AS_JSON, figure_option, show
 from reports.terminal import echo
 
 
@@ -25,7 +25,6 @@ def command(trace: tuple[Path, ...], steps: bool, plot: str | None, as_json: boo
     from calibration.stragglers.reading import analysed
     from reports.tables.stragglers import as_data, every_step, overview
 
-    check_files(plot=plot)
     source = str(trace[0]) + (f" and {len(trace) - 1} more" if len(trace) > 1 else "")
     analysis = analysed(trace, source)
     if as_json:

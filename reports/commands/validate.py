@@ -68,9 +68,7 @@ def command(context: click.Context, /, is_published: bool, plot: str | None, as_
     for name in apart:
         if context.get_parameter_source(name) == click.core.ParameterSource.COMMANDLINE:
             raise UserError(f"validate: '{name}' {'contradicts' if is_published else 'needs'} --published")
-    for option, path in (("--csv", given["table"]), ("--plot", plot), ("--results", given["results"])):
-        if path is not None and not Path(path).resolve().parent.is_dir():
-            raise UserError(f"{option} {path}: its folder does not exist")
+    check_files(csv=given["table"], results=given["results"])
     if is_published:
         _published(plot, as_json, **{name: given[name] for name in THERE})
     else:
@@ -98,7 +96,7 @@ def _executed(
 
     if plot and not seconds:
         raise UserError("--plot: step times are plotted, and --seconds 0 measures none")
-    check_files(output=output, plot=plot)
+    check_files(output=output)
     emulation = read_emulation(emulated) if emulated else None
     part: Literal["", "quick", "emulated"] = "emulated" if emulation else "quick" if quick else ""
     jobs = read_set(variants, overrides, only, part, emulation.nodes * emulation.ranks if emulation else None, **given)

@@ -18,7 +18,7 @@ from reports.explorer.session import Session
 from reports.formatting import TOKENS
 from strategies.job import Job
 from strategies.predict import predict
-from topologies.reading import UserError, is_there
+from topologies.reading import UserError, argument, is_there
 
 INSTRUCTIONS = """shardyard predicts training steps of models on clusters by simulation. Of a job, `changes` are texts such as
 "plan.tp=8", "plan.data_parallel=zero3", "plan.pp=4", "plan.global_batch=512", "plan.sequence=8192", "cluster.node.nic=50 GB/s".
@@ -104,7 +104,7 @@ class Tools:
             raise UserError(last["error"])
         return {"verdict": last["verdict"], "tried": last["of"], "plans": last["plans"]}
 
-    def whatif(self, job: Asked, field: str, values: list[str]) -> list[Data]:
+    def whatif(self, job: Asked, field: str, values: list[str | int | float]) -> list[Data]:
         """Steps of the job with a field at several values: nodes, plan.microbatch, cluster.node.nic …"""
         session, changes = self._session(job), answers.asked(job.changes)[0]
         session.find_plan(changes)
@@ -113,7 +113,7 @@ class Tools:
     def run(self, job: Asked, tokens: float = TOKENS) -> Data:
         """Training until so many tokens, with failures and checkpoints: days, goodput, cost, where GPU-time goes (20 runs)."""
         asked, own = self._read(job)
-        data = answers.days(asked, own | {"tokens": tokens})
+        data = answers.days(asked, own | answers.asked([argument("tokens", tokens)])[1])
         return {**{label: value for label, value, _ in data["cards"]}, "shares": dict(data["shares"]), "notes": data["notes"]}
 
     def export(self, job: Asked, framework: str) -> Data:
@@ -136,7 +136,7 @@ class Tools:
 
         known = catalogues()
         if sort not in known:
-            raise UserError(f"unknown list '{sort}'{nearest(sort, known)}; known: {', '.join(known)}")
+            raise UserError(f"unknown list '{sort}'{nearest(sort, known)}")
         return list(known[sort]())
 
 

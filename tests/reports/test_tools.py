@@ -48,7 +48,11 @@ def test_each_tool_answers(tools: Tools) -> None:
     job = Asked.model_validate(JOB)
     assert tools.memory(job)["parts"]
     assert [point["value"] for point in tools.whatif(job, "nodes", ["1", "2"])] == ["nodes=1", "nodes=2"]
+    assert tools.whatif(job, "nodes", [1])[0] == tools.whatif(job, "nodes", ["1"])[0]
     assert tools.run(job, 1e11)["goodput"].endswith("%")
+    for tokens in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(UserError, match="must be a positive number|numbers are finite"):
+            tools.run(job, tokens)
     assert "--tensor-model-parallel-size" in tools.export(job, "megatron")["text"]
     assert "sends along an axis" in tools.explain("volume")
     assert "dgx-h100" in tools.names("clusters")

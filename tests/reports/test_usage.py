@@ -51,6 +51,23 @@ def test_help_ends_with_an_example_that_can_be_pasted(name: str) -> None:
     assert not hanging
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        ("export --to deepspeed --model llama-2-7b --cluster dgx-a100", "--output none/x.json"),
+        ("execute examples/demo.yaml", "--output none/x.json"),
+        ("calibrate --cluster cpu-gloo", "--output none/x.yaml"),
+        ("validate --published", "--csv none/x.csv"),
+        ("schedule 1f1b", "--csv none/x.csv"),
+        ("compare", "--plot none/x.png"),
+        ("run", "--report none/x.html"),
+    ],
+)
+def test_a_file_in_a_folder_that_is_missing_is_refused_before_any_work(words: str, option: str) -> None:
+    result = CliRunner().invoke(shardyard.main, [*words.split(), *option.split()], prog_name="shardyard")
+    assert (result.exit_code, result.stdout, result.stderr) == (2, "", f"error: {option}: its folder does not exist\n")
+
+
 def test_nothing_said_is_help() -> None:
     result = CliRunner().invoke(shardyard.main, [], prog_name="shardyard")
     assert result.output.startswith("Usage: shardyard [OPTIONS] COMMAND")

@@ -25,11 +25,11 @@ def untouched(path: Path) -> bool:
     return [entry.name for entry in path.parent.iterdir()] == ["p.yaml"] and path.read_text() == "old"
 
 
-def test_a_file_is_replaced_and_its_folder_made(path: Path, tmp_path: Path) -> None:
+def test_a_file_is_replaced_or_begun(path: Path, tmp_path: Path) -> None:
     write_whole(path, "new µ")
     assert path.read_text(encoding="utf-8") == "new µ"
-    write_whole(tmp_path / "a/b/c.txt", b"\x00\xff")
-    assert (tmp_path / "a/b/c.txt").read_bytes() == b"\x00\xff"
+    write_whole(tmp_path / "c.txt", b"\x00\xff")
+    assert (tmp_path / "c.txt").read_bytes() == b"\x00\xff"
 
 
 @pytest.mark.parametrize("room", [0, 1, 4096, 99_999])
@@ -99,7 +99,12 @@ def test_permissions_are_those_of_the_file_that_is_replaced_or_of_the_umask(path
 
 @pytest.mark.parametrize(
     ("where", "reason"),
-    [("/dev/null", "is no regular file"), ("/dev/null/x", "Not a directory"), ("folder", "is no regular file")],
+    [
+        ("/dev/null", "is no regular file"),
+        ("/dev/null/x", "Not a directory"),
+        ("folder", "is no regular file"),
+        ("none/x", "No such file or directory"),
+    ],
 )
 def test_where_nothing_can_be_written_is_one_line(where: str, reason: str, tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()

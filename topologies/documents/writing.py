@@ -74,20 +74,19 @@ def _synchronise(file: BinaryIO) -> None:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a file whole or not at all; its folder is made where it is missing. Raises WriteError."""
+    """Write a file whole or not at all. Raises WriteError."""
     data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
-    if not path.parent.exists():
-        try:
-            path.parent.mkdir(parents=True)
-        except OSError as error:
-            raise WriteError(path, error.strerror or str(error)) from None
     with whole_file(path) as file:
         file.write(data)
 
 
 def check_writable(option: str, path: Path) -> None:
-    """Refuse a file that cannot be written before hours of work go into it. Raises UserError."""
-    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    """Refuse a file that cannot be written before hours of work go into it: folders are made only where a folder is asked for.
+    Raises UserError.
+    """
+    folder = path.absolute().parent
+    if not folder.exists():
+        raise UserError(f"{option} {path}: its folder does not exist")
     if not (folder.is_dir() and os.access(folder, os.W_OK)) or (
         path.exists() and not (path.is_file() and os.access(path, os.W_OK))
     ):
