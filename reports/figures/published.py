@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 LEVELS = {0.5: SKY, 0.8: BLUE, 0.95: DARK}  # of intervals whose shares are drawn, and their colours
 SPREAD, TURN = 0.36, 0.618034  # dots lie that far around their line, a golden section of it from one to the next
 _COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, YELLOW, BLACK, GREY, "tab:brown", "tab:olive")
+_MARKERS = ("o", "D", "^")  # where there are more GPUs than colours
 
 
 @figure("published")
@@ -48,13 +49,18 @@ def _errors(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
-    colours = {gpu: _COLOURS[at % len(_COLOURS)] for at, gpu in enumerate(sorted({row.gpu for row in lines["all"]}))}
+    names = sorted({row.gpu for row in lines["all"]})
+    marks = {gpu: (_MARKERS[at // len(_COLOURS) % len(_MARKERS)], _COLOURS[at % len(_COLOURS)]) for at, gpu in enumerate(names)}
     axes.axvspan(-100 * CLOSE, 100 * CLOSE, color=LIGHT, lw=0, zorder=0)
     axes.axvline(0, color=DARK, lw=1, zorder=1)
     for y, group in enumerate(lines.values()):
         places = [y + SPREAD * (2 * (at * TURN % 1) - 1) for at in range(len(group))]
         errors = [100 * (row.error or 0.0) for row in group]
-        axes.scatter(errors, places, s=14, color=[colours[row.gpu] for row in group], edgecolors=WHITE, linewidths=0.3, zorder=2)
+        for marker in _MARKERS:
+            chosen = [at for at, row in enumerate(group) if marks[row.gpu][0] == marker]
+            dots = [errors[at] for at in chosen], [places[at] for at in chosen]
+            colours = [marks[group[at].gpu][1] for at in chosen]
+            axes.scatter(*dots, s=14, c=colours, marker=marker, edgecolors=WHITE, linewidths=0.3, zorder=2)
         summed = Errors.of(group)
         if summed:
             axes.plot([100 * summed.bias] * 2, [y - SPREAD - 0.08, y + SPREAD + 0.08], color=BLACK, lw=2, zorder=3)
@@ -72,9 +78,9 @@ def _errors(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]
             )
     axes.set(xlabel="predicted over published step time, less 1 (%)")
     axes.set_title("How far are predictions off? At the right: mean error")
-    dots = [Line2D([], [], color=colour, marker="o", ls="", ms=5, label=gpu) for gpu, colour in colours.items()]
+    entries = [Line2D([], [], color=colour, marker=marker, ls="", ms=5, label=gpu) for gpu, (marker, colour) in marks.items()]
     bias = Line2D([], [], color=BLACK, marker="|", ls="", ms=11, mew=2, label="bias (mean)")
-    return [*dots, bias, Patch(facecolor=LIGHT, label=f"±{100 * CLOSE:.0f} %")]
+    return [*entries, bias, Patch(facecolor=LIGHT, label=f"±{100 * CLOSE:.0f} %")]
 
 
 def stated_and_held(rows: Sequence[Compared]) -> list[tuple[float, float]]:
