@@ -204,10 +204,16 @@ def _counts(resolved: Resolved) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Numbers of microbatches to be played, and how many may be a period: a few, or as many as ranks, which orders with several
     chunks or copies go by, and in which transfers of neighbours meet each other anew.
     """
-    schedule, ranks = schedules[resolved.schedule], resolved.pp
+    schedule, ranks, every = schedules[resolved.schedule], resolved.pp, resolved.microbatches
     group = ranks * schedule.copies
-    grouped = resolved.chunks > 1 or schedule.copies > 1
     filled = max(SETTLED, schedule.settled * ranks + 3)
-    periods, step = ((group,), group) if grouped else (tuple(dict.fromkeys((1, 2, ranks))), 2)
-    for least in (filled + 2 * group, filled + 4 * group, 9 * filled) if grouped else (filled, 2 * filled, 4 * filled):
-        yield least + (resolved.microbatches - least) % step, periods
+    if resolved.chunks > 1 or schedule.copies > 1:
+        for least in (filled + 2 * group, filled + 4 * group, 9 * filled):
+            yield least + (every - least) % group, (group,)
+        return
+    for least in (filled, 2 * filled, 4 * filled):
+        count = least + (every - least) % 2
+        of_ranks = count + (every - count) % ranks
+        yield count, tuple(dict.fromkeys((1, 2, ranks) if of_ranks == count else (1, 2)))
+        if of_ranks > count and least > filled:  # after one filling few are in step with those as many as ranks before
+            yield of_ranks, (ranks,)

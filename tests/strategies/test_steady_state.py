@@ -65,6 +65,17 @@ def test_microbatches_that_repeat_in_pairs_settle() -> None:
     assert summarise(timeline).to_dict() == summarise(full).to_dict()
 
 
+def test_periods_are_of_as_many_microbatches_as_ranks_whatever_their_number() -> None:
+    """GPT-3 on 8 ranks, its first and last a little slower: seven microbatches at one distance, the eighth at another."""
+    asked = read_job(model="gpt3-175b", cluster="dgx-h100", nodes=8, plan=dict(tp=8, pp=8, accumulation=800, sequence=2048))
+    timeline, full = some_microbatches(asked), simulate(asked)
+    assert timeline is not None
+    assert timeline.before is not None
+    assert [max(op.microbatch for op in each.cohort(0).ops) + 1 for each in (timeline.before, timeline)] == [24, 32]
+    assert timeline.events == full.events
+    assert summarise(replace(timeline, variability=())).to_dict() == summarise(replace(full, variability=())).to_dict()
+
+
 @settings(deadline=None, max_examples=25, suppress_health_check=list(HealthCheck))
 @given(
     st.fixed_dictionaries(
