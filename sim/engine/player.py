@@ -29,7 +29,7 @@ from sim.engine.perturbation import Perturbation
 from sim.engine.rendezvous import Rendezvous
 from sim.engine.task import Task
 from sim.engine.transfer import CollectiveTransfer, Transfer
-from sim.engine.uncontended import Cost, Times
+from sim.engine.uncontended import NOT_ENDED, Cost, Times
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
@@ -121,6 +121,7 @@ class Player:
         self.lanes, self.past, self.perturbation = lanes, past, perturbation
         self.program, self.op_costs = lanes.program, lanes.op_costs
         self.tasks: list[Task | None] = []  # None: ended in the past
+        self.begins: list[int] = []  # by lane, before which op all have ended
         self.held: dict[HeldLaunches, int] = {}  # by what holds up a host, the op
         self.network = network or Network(Environment(), self.op_costs.capacity)
         self.env = self.network.env
@@ -146,8 +147,10 @@ class Player:
         """A task for each op of a lane that has not ended, priced, and launched by the lane's host in program order."""
         lane, device, past = self.lanes.every[number], self.devices[number], self.past
         first, ops = self.lanes.offset[number], self.program.cohorts[lane.cohort].ops
-        begin = next((index for index in range(len(ops)) if past.end[first + index] < 0), len(ops))
+        ends = past.end[first : first + len(ops)]
+        begin = ends.index(NOT_ENDED) if NOT_ENDED in ends else len(ops)
         self.tasks += [None] * begin
+        self.begins.append(begin)
         self._resume(number, begin)
         for index, op in enumerate(ops[begin:], begin):
             cost, ahead, behind = self.lanes.priced(number, op)
@@ -210,8 +213,9 @@ class Player:
         result, tasks, past = [], self.tasks, self.past.end
         for number, lane in enumerate(self.lanes.every):
             bases, streams = self.lanes.bases(number), self.devices[number]
-            ended: dict[str, float] = {}  # of the last op in the past of each stream
-            for me, op in enumerate(self.program.cohorts[lane.cohort].ops, self.lanes.offset[number]):
+            ops, first, begin = self.program.cohorts[lane.cohort].ops, self.lanes.offset[number], self.begins[number]
+            ended = {op.stream: end for op, end in zip(ops[:begin], past[first : first + begin], strict=True)}  # its last one
+            for me, op in enumerate(ops[begin:], first + begin):
                 task = tasks[me]
                 if task is None:
                     ended[op.stream] = past[me]

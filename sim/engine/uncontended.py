@@ -23,6 +23,7 @@ from sim.program import Block, Op, Work
 from sim.timeline import Resumption
 
 Floats = NDArray[np.float64]
+NOT_ENDED = -1.0
 
 
 class _Known(NamedTuple):
@@ -60,11 +61,11 @@ class Times:
     @classmethod
     def none(cls, ops: int) -> Times:
         """Of so many ops none has ended."""
-        return cls([0.0] * ops, [-1.0] * ops, [0.0] * ops, [None] * ops)
+        return cls([0.0] * ops, [NOT_ENDED] * ops, [0.0] * ops, [None] * ops)
 
     def by(self, time: float) -> Times:
         """Only what has ended by `time`."""
-        end = [each if each <= time else -1.0 for each in self.end]
+        end = [each if each <= time else NOT_ENDED for each in self.end]
         resumptions = {op: each for op, each in self.resumptions.items() if end[op] >= 0}
         return Times(self.start, end, self.launched, self.cost, resumptions, time)
 
@@ -176,23 +177,29 @@ class Uncontended:
 
         A block is on the links of its collectives from its start to its end.
         """
-        users: dict[int, list[tuple[_Known, float]]] = {}  # by link, with the bytes per second that each puts on it
+        demands = []
         streams: dict[int, dict[tuple[int, str, str], float]] = {}  # transfers of one stream follow each other
         for lane, works in enumerate(self._works):
             for stream, every in works.items():
                 for known in every.values():
-                    for (link, inside), rate in self._demands(lane, known).items():
-                        users.setdefault(link, []).append((known, rate))
-                        rates = streams.setdefault(link, {})
-                        rates[lane, stream, inside] = max(rate, rates.get((lane, stream, inside), 0.0))
+                    demands.append((known, self._demands(lane, known)))
+                    for (link, inside), rate in demands[-1][1].items():
+                        rates, place = streams.setdefault(link, {}), (lane, stream, inside)
+                        rates[place] = max(rate, rates.get(place, 0.0))
         capacity = self.lanes.op_costs.capacity
-        distinct: dict[Hashable, int] = {}  # links with the same traffic
-        for link, rates in streams.items():
-            if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING):
-                distinct.setdefault(tuple((known.ops[0], rate / capacity[link]) for known, rate in users[link]), link)
-        return self._overloaded(
-            [[(known, rate / capacity[link]) for known, rate in users[link]] for link in distinct.values()], start, end
-        )
+        crowded: dict[int, list[tuple[_Known, float]]] = {  # with its users, and the part that each takes
+            link: []
+            for link, rates in streams.items()
+            if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING)
+        }
+        for known, every_link in demands if crowded else ():
+            for (link, _), rate in every_link.items():
+                if link in crowded:
+                    crowded[link].append((known, rate / capacity[link]))
+        distinct: dict[Hashable, list[tuple[_Known, float]]] = {}  # links with the same traffic
+        for users in crowded.values():
+            distinct.setdefault(tuple((known.ops[0], part) for known, part in users), users)
+        return self._overloaded(list(distinct.values()), start, end)
 
     def _overloaded(self, links: list[list[tuple[_Known, float]]], start: Floats, end: Floats) -> float:
         """When there is first more traffic on one of `links` than it carries. links: its users, and the part that each takes."""

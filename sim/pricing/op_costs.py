@@ -11,7 +11,7 @@ from sim.collectives import Ids
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.algorithm_choice import At
-from sim.pricing.transfers.collective_costs import CollectiveCosts, streams_of
+from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
 from topologies.links.impaired import nominal
@@ -47,11 +47,12 @@ class OpCosts(CollectiveCosts):
         self.unequal = is_unequal(nominal(topology))  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
+        self._chains: dict[tuple[tuple[int, int], ...], BlockCost] = {}  # by the objects of `_runs`
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""
         other = super().under(prices)
-        other._blocks, other._runs = {}, {}
+        other._blocks, other._runs, other._chains = {}, {}, {}
         return other
 
     def on(self, rank: int) -> Prices:
@@ -75,7 +76,9 @@ class OpCosts(CollectiveCosts):
         key = (block, self._where(cohort, rank), factor)
         cost = self._blocks.get(key)
         if cost is None:
-            cost = self._blocks[key] = chained([(times, self._items(items, key[1], factor)) for times, items in block.runs])
+            runs = [(times, self._items(items, key[1], factor)) for times, items in block.runs]
+            alike = tuple((times, id(once)) for times, once in runs)  # of stages whose runs have one price
+            cost = self._blocks[key] = self._chains[alike] = self._chains.get(alike) or chained(runs)
         return cost
 
     def _items(self, items: SharedItems, where: Where, factor: float) -> BlockCost:
@@ -174,7 +177,7 @@ class OpCosts(CollectiveCosts):
 
     def inside(self, block: Block, cohort: int) -> list[tuple[TransferCost, str]]:
         """The distinct collectives of a block, each with the stream that it is on or keeps in step with."""
-        streams = streams_of(block)
+        streams = self.streams_of(block)
         distinct = {work: None for _, work in self.collectives_of(block)}
         return [(self.collective(work, cohort), streams.get(work, SIDE_STREAM)) for work in distinct]
 

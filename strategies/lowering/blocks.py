@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import groupby, zip_longest
 from typing import NamedTuple
 
-from sim.program import Block, Kernel, Run, SharedItems
+from sim.program import Block, Item, Kernel, Run, SharedItems
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.tensor_overlap import Items, interleaved
 from strategies.plan.computing import BYTES
@@ -59,6 +59,12 @@ def runs(parts: Sequence[LayerCost], direction: str, start: int = 0, end: int = 
 def _cut(items: Items, begin: int, end: int) -> Items:
     """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""
     return items if (begin, end) == (0, len(items)) else SharedItems(items[begin:end])
+
+
+@lru_cache(maxsize=4096)
+def shared(items: tuple[Item, ...]) -> Items:
+    """One object for all stages and plans that run equal items."""
+    return SharedItems(items)
 
 
 @lru_cache(maxsize=4096)

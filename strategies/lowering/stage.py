@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import groupby
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.weight_matrices import tensors
-from strategies.lowering.blocks import BACKWARD, WEIGHT
+from strategies.lowering.blocks import BACKWARD, WEIGHT, shared
 from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
 from strategies.lowering.stage_passes import StagePasses
 from strategies.models.model import Model
@@ -198,7 +198,7 @@ class Stage(StagePasses):
             *kernels_of(plan, self.plan.copies, count, gradients),
             *([second] if rest else []),
         )
-        block = Block("optimizer", (Run(1, kernels), *matrix_products(plan, self.parts, round(shards))))
+        block = Block("optimizer", (Run(1, shared(kernels)), *matrix_products(plan, self.parts, round(shards))))
         distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
         largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
         allocated: Memory = (("gradient", update_workspace(plan, count, largest)),)
@@ -219,4 +219,10 @@ class Stage(StagePasses):
         size = sum(of_tokens) * plan.bytes_per_gradient / shards
         if not size:
             return ()
-        return (Collective("all_reduce", size, "tp", "replicated gradients", plan.algorithm, 1, plan.bytes_per_gradient),)
+        return (_summed_over_tp(size, plan.algorithm, plan.bytes_per_gradient),)
+
+
+@lru_cache(maxsize=1024)
+def _summed_over_tp(size: float, algorithm: str, width: int) -> Collective:
+    """One object for all stages that sum as much."""
+    return Collective("all_reduce", size, "tp", "replicated gradients", algorithm, 1, width)

@@ -47,7 +47,9 @@ class CollectiveCosts(AlgorithmChoice):
         for member in prices.members:
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
         self._inside: dict[SharedItems, tuple[Collective, ...]] = {}
+        self._beside: dict[SharedItems, dict[Collective, str]] = {}
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
+        self._every: dict[tuple[Collective | Send, int], list[TransferCost]] = {}
         self._kinds_of: dict[tuple[Collective | Send, int], tuple[Choice, ...]] = {}
         self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
@@ -71,6 +73,7 @@ class CollectiveCosts(AlgorithmChoice):
     def lay_beside(self, wiring: Wiring) -> None:
         """Price everything anew on links that other jobs use too. wiring: of `traffics`, see `wire_together`."""
         self._collectives.clear()
+        self._every.clear()
         self._values = {}
         self._lay_on(wiring)
 
@@ -78,7 +81,7 @@ class CollectiveCosts(AlgorithmChoice):
         """The same under other prices of the same GPUs: algorithms and protocols stay as they were chosen."""
         other = copy(self)
         other.prices, other.notes = prices, {}
-        other._priced, other._groups_of, other._trials, other._collectives = {}, {}, {}, {}
+        other._priced, other._groups_of, other._trials, other._collectives, other._every = {}, {}, {}, {}, {}
         other._values = prices.transfers.setdefault(self.wiring, {})
         other._lay_on(self.wiring)
         return other
@@ -94,7 +97,7 @@ class CollectiveCosts(AlgorithmChoice):
                 if not isinstance(op.work, Block):
                     yield op.work, number, ""
                     continue
-                streams = streams_of(op.work)
+                streams = self.streams_of(op.work)
                 for _, work in self.collectives_of(op.work):
                     if work not in seen:
                         seen.add(work)
@@ -151,9 +154,12 @@ class CollectiveCosts(AlgorithmChoice):
 
     def each(self, work: Collective | Send, cohort: int) -> list[TransferCost]:
         """`work` of each kind of sibling groups."""
-        return [
-            self._played(work, cohort, _Shared(kind.traffic, kind.traffic, kind.protocol)) for kind in self.kinds(work, cohort)
-        ]
+        key = work, cohort
+        every = self._every.get(key)
+        if every is None:
+            kinds = self.kinds(work, cohort)
+            every = self._every[key] = [self._played(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
+        return every
 
     def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], set[str]]:
         """(ranks, nodes) of a group of `work`, and the kinds of links that it takes."""
@@ -256,18 +262,23 @@ class CollectiveCosts(AlgorithmChoice):
             for work in self._collectives_in(items):
                 yield times, work
 
+    def streams_of(self, block: Block) -> dict[Collective, str]:
+        """The stream of each collective that a block starts beside, by its object."""
+        streams: dict[Collective, str] = {}
+        for _, items in block.runs:
+            beside = self._beside.get(items)
+            if beside is None:
+                starts = (item for item in items if isinstance(item, Start))
+                beside = self._beside[items] = {start.collective: start.stream for start in starts}
+            streams |= beside
+        return streams
+
     def _collectives_in(self, items: SharedItems) -> tuple[Collective, ...]:
         collectives = self._inside.get(items)
         if collectives is None:
             works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
             collectives = self._inside[items] = tuple(work for work in works if isinstance(work, Collective))
         return collectives
-
-
-def streams_of(block: Block) -> dict[Collective, str]:
-    """The stream of each collective that a block starts beside, by its object."""
-    items = (item for run in block.runs for item in run.items)
-    return {item.collective: item.stream for item in items if isinstance(item, Start)}
 
 
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
