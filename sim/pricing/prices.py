@@ -39,6 +39,7 @@ from sim.pricing.transfers.protocols import (
     IN_SWITCH_COLLNET,
     P2P,
     PROTOCOLS,
+    RACK,
     SIMPLE,
     LinkPrice,
     Transport,
@@ -138,7 +139,7 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P, *COLLNET, *IN_SWITCH_COLLNET} - {SIMPLE})
+        known = sorted({*PROTOCOLS, *IN_SWITCH, RACK, *P2P, *COLLNET, *IN_SWITCH_COLLNET} - {SIMPLE})
         unknown = sorted(set(self.protocols) - set(known))
         if unknown:
             raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")

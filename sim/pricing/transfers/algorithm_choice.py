@@ -20,6 +20,7 @@ from sim.pricing.transfers.link_merging import Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
 from sim.pricing.transfers.nccl_tuning import communicator, passed_over
 from sim.pricing.transfers.protocols import (
+    IN_SWITCH,
     SIMPLE,
     Rates,
     Shape,
@@ -31,6 +32,7 @@ from sim.pricing.transfers.protocols import (
     usable,
 )
 from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
+from sim.pricing.transfers.switch_loops import MEASURED, filling
 from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.pricing.transfers.wiring import applicable, extent, fullest, sent
@@ -274,12 +276,16 @@ class AlgorithmChoice:
         """
         repeat = work.repeat if isinstance(work, Collective) else 1
         rates = self._of(traffic)
-        price = rates.copies if protocol == COPY else rates.protocols[priced_as(traffic.algorithm, protocol, rates.protocols)]
+        each = fullest(self.topology, self.grid, traffic) if protocol in IN_SWITCH else 0
+        name = priced_as(traffic.algorithm, protocol, rates.protocols, each)
+        price = rates.copies if protocol == COPY else rates.protocols[name]
         demands, binding, capacity = self.wiring.demands[traffic], self._binding, self.capacity
         own = self.wiring.demands[played] if played else demands
         if played and len(own) != len(demands):  # many stretches, fewer of them distinct where the others are absent
             return self.price(work, played, protocol, at)
         latency, transfers = collective_seconds(price, self.shape(traffic), work.bytes) if demands else (0.0, [])
+        if each > MEASURED and work.bytes:
+            latency += sum(transfers) * filling(each, work.bytes) / work.bytes
         operation, _, algorithm = traffic.algorithm.partition("/")
         table, working = self._table(operation, traffic) if demands else None, 1.0
         if table and algorithm == table.algorithm:  # the formula says how the time divides, the measurement how much it is

@@ -21,6 +21,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import Field
 
 from sim.collectives import OPERATIONS
+from sim.pricing.transfers.switch_loops import MEASURED
 from topologies.documents.units import Seconds
 from topologies.fabric import nominal_latency
 from topologies.links.topology import kind_of_link
@@ -29,6 +30,7 @@ from topologies.reading import Config, nearest
 SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)
 IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
+RACK = "in_switch_rack"  # prices of reductions in the switch among more members of a node than were measured
 COLLNET, IN_SWITCH_COLLNET = ("collnet",), ("in_switch_collnet",)
 OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
     "in_switch": IN_SWITCH,
@@ -118,10 +120,12 @@ def between_nodes(price: LinkPrice, further: float) -> dict[str, LinkPrice]:
     return {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
 
 
-def priced_as(name: str, protocol: str, priced: Mapping[str, Any]) -> str:
-    """The entry of `priced` for `name` = "operation/algorithm" by `protocol`: rings have their own where they were measured."""
-    own = RING + protocol
-    return own if name.endswith("/ring") and own in priced else protocol
+def priced_as(name: str, protocol: str, priced: Mapping[str, Any], members: int = 0) -> str:
+    """The entry of `priced` for `name` = "operation/algorithm" by `protocol`: rings have their own where they were measured, and
+    reductions in the switch among so many `members` of a node.
+    """
+    own = RACK if protocol in IN_SWITCH and members > MEASURED else RING + protocol if name.endswith("/ring") else protocol
+    return own if own in priced else protocol
 
 
 def with_collnet(protocols: Mapping[str, Transport], simple: Mapping[str, LinkPrice]) -> dict[str, Transport]:
