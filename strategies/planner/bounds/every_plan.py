@@ -223,14 +223,21 @@ class _Bounding:
         """Of each plan: bytes per parameter of weight, gradient and optimizer states; seconds of an update of nothing, and more
         for each parameter that is updated, and for each gradient that is set to zero.
         """
-        rows = []
+        rows, known = [], dict[tuple[tuple[str, float], ...], tuple[float, float, float]]()
         for plan in self.plans.resolved:
-            fixed = {name: self._pass(name, 0.0) for name, _ in passes_of(plan)}
-            each = {name: moved * (self._pass(name, MUCH) - fixed[name]) / MUCH for name, moved in passes_of(plan)}
-            zeroing = each.pop(ZEROING, 0.0)
-            rows.append((*plan.bytes_that_stay.values(), sum(fixed.values()), sum(each.values()), zeroing))
+            passes = tuple(passes_of(plan))
+            if passes not in known:
+                known[passes] = self._prices_of(passes)
+            rows.append((*plan.bytes_that_stay.values(), *known[passes]))
         result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]
         return result
+
+    def _prices_of(self, passes: tuple[tuple[str, float], ...]) -> tuple[float, float, float]:
+        """The last three of `_widths`."""
+        fixed = {name: self._pass(name, 0.0) for name, _ in passes}
+        each = {name: moved * (self._pass(name, MUCH) - fixed[name]) / MUCH for name, moved in passes}
+        zeroing = each.pop(ZEROING, 0.0)
+        return sum(fixed.values()), sum(each.values()), zeroing
 
 
 def compute(

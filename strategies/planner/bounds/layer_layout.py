@@ -118,11 +118,13 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
 
 def _largest(table: NDArray[np.float64]) -> NDArray[np.float64]:
     """Without the moments at which no more of anything is kept than at another in the same kind of pass."""
-    kept: list[NDArray[np.float64]] = []
+    kept, count = np.empty_like(table), 0
     for row in table[np.argsort(-table[:, :-2].sum(axis=1), kind="stable")]:
-        if not any((row[-2:] == other[-2:]).all() and (row[:-2] <= other[:-2]).all() for other in kept):
-            kept.append(row)
-    return np.array(kept).reshape(-1, table.shape[1])
+        others = kept[:count]
+        if not ((row[:-2] <= others[:, :-2]).all(axis=1) & (row[-2:] == others[:, -2:]).all(axis=1)).any():
+            kept[count] = row
+            count += 1
+    return kept[:count]
 
 
 @lru_cache(maxsize=8192)
