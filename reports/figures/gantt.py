@@ -25,7 +25,7 @@ from reports.figures import (
 from reports.figures.timeline_bars import WEIGHT, Bar, Strips, chosen, lane_names, strips
 from reports.formatting import digits, seconds
 from sim.analysis.breakdown import AXES
-from sim.program import COMPUTE, CPU
+from sim.program import COMPUTE, CPU, Block
 from sim.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 MANY, KEPT = 40, 12  # microbatches from which on a step is drawn in two parts, and of these about the first and the last
+ROUNDS = 2  # local steps drawn at the beginning and at the end of so many
 PASSES = ("forward", "backward", WEIGHT, "recompute", "optimizer")
 DELAYS = ("launch", "slowdown")  # within a pass: no kernel is launched yet, or communication slows it
 
@@ -42,12 +43,13 @@ def gantt(timeline: Timeline) -> Figure:
     """One step: a row per stage (or rank), with passes and, in strips below, the transfers of each axis.
 
     The height of a colour in a pass is its share of the pass's time, because kernels and collectives alternate too fast to draw.
-    Of many microbatches the first and the last are drawn, and how many are left out between them.
+    Of many microbatches or local steps the first and the last are drawn, and how many are left out between them.
     """
     lanes, (windows, left_out) = chosen(timeline, LANES), _windows(timeline)
     rows = [[strips(timeline, lane, window=window) for lane in lanes] for window in windows]
     every = [row for part in rows for row in part]
     axes = [axis for axis in AXES if any(axis in row.transfers for row in every)]
+    rows = [[row._replace(transfers={axis: row.transfers.get(axis, []) for axis in axes}) for row in part] for part in rows]
     drawn, _ = canvas(12, 1.3 + len(lanes) * min(0.75, max(0.22, 9 / len(lanes))))
     drawn.clear()
     widths = [last - first for first, last in windows]
@@ -69,7 +71,7 @@ def gantt(timeline: Timeline) -> Figure:
     about = "height of a colour: its share of the time; strips below: transfers"
     if left_out:
         between = (windows[1][0] - windows[0][1]) * unit
-        parts[1].set_title(f"⋯ {left_out} microbatches alike, {digits(between)} {name}, are left out ⋯", fontsize=10)
+        parts[1].set_title(f"⋯ {left_out} alike, {digits(between)} {name}, are left out", loc="right", fontsize=10)
         parts[1].spines["left"].set_linestyle((0, (3, 3)))
         parts[0].set_xlabel(f"time ({name})")
         parts[1].set_xlabel(about, color=DARK)
@@ -81,8 +83,10 @@ def gantt(timeline: Timeline) -> Figure:
     return drawn
 
 
-def _windows(timeline: Timeline) -> tuple[list[tuple[float, float]], int]:
-    """What of a step is drawn: all, or of more than MANY microbatches its beginning and its end, and how many are left out."""
+def _windows(timeline: Timeline) -> tuple[list[tuple[float, float]], str]:
+    """What of a step is drawn: all, or of more than MANY microbatches or local steps the beginning and the end, and what is left
+    out between them.
+    """
     starts = dict[int, float]()  # of each microbatch's first pass, on any row
     ends = dict[int, float]()
     for row in timeline.rows():
@@ -90,12 +94,30 @@ def _windows(timeline: Timeline) -> tuple[list[tuple[float, float]], int]:
             starts[row.op.microbatch] = min(row.start, starts.get(row.op.microbatch, row.start))
             ends[row.op.microbatch] = max(row.end, ends.get(row.op.microbatch, row.end))
     count = len(starts)
-    if count <= MANY or timeline.program.cohorts[0].steady:
-        return [(0.0, timeline.step)], 0
-    first, last = starts[KEPT], ends[count - KEPT - 1]
+    if timeline.program.cohorts[0].steady:
+        return [(0.0, timeline.step)], ""
+    if len(updates := _updates(timeline)) > MANY:
+        first, last, what = updates[ROUNDS - 1], updates[-ROUNDS - 1], f"{len(updates) - 2 * ROUNDS} local steps"
+    elif count > MANY:
+        first, last = starts[KEPT], ends[count - KEPT - 1]
+        what = f"{sum(first < starts[each] and ends[each] < last for each in starts)} microbatches"
+    else:
+        return [(0.0, timeline.step)], ""
     if not 0 < first < last < timeline.step or timeline.step - last + first > 0.7 * timeline.step:
-        return [(0.0, timeline.step)], 0
-    return [(0.0, first), (last, timeline.step)], sum(first < starts[each] and ends[each] < last for each in starts)
+        return [(0.0, timeline.step)], ""
+    return [(0.0, first), (last, timeline.step)], what
+
+
+def _updates(timeline: Timeline) -> list[float]:
+    """When the first row has updated its parameters by itself, between its passes: ends of local steps."""
+    ends = list[float]()
+    updated = False
+    for row in timeline.rows_of(0, timeline.every_op(0)):
+        if row.op.stream == COMPUTE and isinstance(row.op.work, Block):
+            if row.op.microbatch < 0:
+                ends[len(ends) - updated :] = [row.end]
+            updated = row.op.microbatch < 0
+    return ends
 
 
 def draw_transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, shown: float) -> None:

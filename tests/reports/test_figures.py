@@ -267,6 +267,21 @@ def test_numbers_are_drawn_where_there_is_room(play: Callable[..., Timeline]) ->
     assert any(len(text.get_text()) == 1 for text in left.texts)
 
 
+def test_of_many_local_steps_the_first_and_the_last_are_drawn(play: Callable[..., Timeline]) -> None:
+    """And the same heights on both sides, though gradients are sent at the end only."""
+    timeline = play(data_parallel="diloco", local_steps=50, accumulation=2)
+    (left, right) = gantt.figure(timeline).axes
+    assert "46 local steps alike" in right.get_title(loc="right")
+    assert sorted({text.get_text() for text in left.texts}) == ["0", "1"]
+    heights = [
+        {round(float(path.vertices[:, 1].min()), 3) for each in ax.collections for path in each.get_paths()}
+        for ax in (left, right)
+    ]
+    assert min(heights[0]) == min(heights[1])
+    tops = [max(float(path.vertices[:, 1].max()) for path in ax.collections[0].get_paths()) for ax in (left, right)]
+    assert tops[0] == tops[1]
+
+
 def test_a_curve_shows_what_does_not_fit_in_its_legend() -> None:
     (ax,) = curve.figure(Curve("nodes", {"the job's plan": [(2.0, 1.0, False), (4.0, 1.0, True)]})).axes
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["the job's plan", "out of memory"]
