@@ -17,6 +17,7 @@ from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import another_gpu
 from strategies.job import Job
+from strategies.schedules import schedules
 from topologies.reading import UserError
 
 
@@ -109,11 +110,12 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
         streamed.append(whole > free)
         if whole <= free:
             continue
-        needed = whole if job.model.module is not None else peak + least(job)
+        in_parts = job.model.module is None and not (job.plan.pp > 1 and schedules[job.plan.schedule].versions)
+        needed = peak + least(job) if in_parts else whole
         if needed > free or job.plan.hook.local:
             why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""
             who = "a GPU needs" if here.ordered else f"each of {ranks} processes needs"
-            how = "layer by layer " if job.model.module is None else ""
+            how = "layer by layer " if in_parts else ""
             smaller = "scale the model down" + (", such as --set model.layers=2" if job.model.module is None else "")
             raise UserError(
                 f"{job.where}: {who} {needed / 1e9:.1f} GB, also to compare {how}with one process, and has "

@@ -13,7 +13,6 @@ from calibration.launch.throttle import SLOWEST
 from sim.engine.effects.speed import Speed
 from strategies.job import Job
 from strategies.models.model import Model
-from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions, schedules
 from topologies.reading import Config, UserError
@@ -162,7 +161,7 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield "packing: documents of unequal lengths are simulated only"
     yield from traced.reasons(job)
     yield from _of_fields(job)
-    yield from _of_schedule(plan, resolved)
+    yield from _of_schedule(job, resolved)
     yield from _of_compilation(job)
     yield from _of_context(job)
     yield from _of_experts(job, resolved)
@@ -252,13 +251,29 @@ def _of_effects(job: Job) -> Iterator[str]:
             yield f"speed {speed:g} is less than the {SLOWEST:g} that a process is throttled to at most"
 
 
-def _of_schedule(plan: Plan, resolved: Resolved) -> Iterator[str]:
-    """Orders of passes that PyTorch's pipelines do not run."""
+def _of_versions(job: Job) -> Iterator[str]:
+    """What a pipeline without flushes, which is executed by plain sends, does not do."""
+    plan, said = job.plan, f"schedule={job.plan.schedule}"
+    if job.cluster.node.gpu.sms:
+        yield f"{said} on GPUs: its last sends wait for passes of the next step, and whoever waits for a stream waits for them"
+    for axis, degree in (("tp", plan.tp), ("cp", plan.cp), ("ep", plan.ep)):
+        if degree > 1:
+            yield f"{said} with {axis}={degree}: versions of parameters are of whole layers"
+    if plan.recompute != "none":
+        yield f"{said} with recompute={plan.recompute}: what runs again would have the newest parameters"
+    if plan.precision == "fp16":
+        yield f"{said} with precision=fp16: stages that are updated at different times have no common loss scale"
+
+
+def _of_schedule(job: Job, resolved: Resolved) -> Iterator[str]:
+    """Orders of passes that are not run."""
+    plan = job.plan
     schedule, last = schedules[plan.schedule], len(resolved.layers) - 1
     if plan.pp == 1:
         return
     if schedule.versions is not None:
-        yield f"schedule={plan.schedule}: PyTorch has no asynchronous pipeline"
+        yield from _of_versions(job)
+        return
     if schedule.copies > 1:
         yield f"schedule={plan.schedule}: a stage of PyTorch's pipelines is on one rank"
         return

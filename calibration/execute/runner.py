@@ -38,7 +38,8 @@ class Runner:
                 own = context.positions(self.resolved.sequence).to(setup.device)
                 self.tokens, self.labels = self.tokens[..., own], self.labels[..., own]
         self.loss = self.chunks[0].net.loss
-        self.pipeline = self._pipeline() if setup.plan.pp > 1 else None
+        self.versions = self._asynchronous() if setup.plan.pp > 1 and setup.schedule.versions else None
+        self.pipeline = self._pipeline() if setup.plan.pp > 1 and not setup.schedule.versions else None
         self.tied = self._tied_group()
 
     def _pipeline(self) -> Any:
@@ -48,6 +49,16 @@ class Runner:
             return self.loss(output, label) * self.hook.clipping.scale
 
         return pipeline(self.setup, self.hook.modules, [chunk.number for chunk in self.chunks], scaled, self._begin)
+
+    def _asynchronous(self) -> Any:
+        from calibration.execute.asynchronous import Asynchronous
+
+        (chunk,) = self.chunks
+
+        def begin(step: int, microbatch: int) -> None:
+            chunk.net.number = self.setup.number(step, self.setup.replica, microbatch)
+
+        return Asynchronous(self.setup, chunk, self.hook, (self.tokens, self.labels), begin)
 
     def _begin(self, microbatch: int) -> None:
         """Tell the chunks which forward pass is the next."""
@@ -71,6 +82,8 @@ class Runner:
 
     def step(self) -> list[Tensor]:
         """A step (or a round of local steps): the losses of the last one's microbatches, where this rank has them."""
+        if self.versions is not None:
+            return self.versions.step()  # type: ignore[no-any-return]
         for _ in range(self.resolved.local_steps):
             self.steps += 1
             self.hook.zero()
@@ -81,6 +94,11 @@ class Runner:
             self.hook.update()
         self.hook.synchronise()
         return losses
+
+    def finish(self) -> None:
+        """After the last step: nothing is left under way."""
+        if self.versions is not None:
+            self.versions.finish()
 
     def _around(self) -> AbstractContextManager[Any]:
         """Logits that are cut over the vocabulary stay so."""

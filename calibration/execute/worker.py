@@ -17,7 +17,8 @@ import torch.distributed as dist
 from calibration.execute.data_parallel import executed
 from calibration.execute.measured.counting import Counting, Moved, copies_counted, threads_counted
 from calibration.execute.measured.timing import measure
-from calibration.execute.reference.compare import distance, exactly, mean_loss
+from calibration.execute.reference.compare import distance, exactly, expected, mean_loss
+from calibration.execute.reference.stale import stale
 from calibration.execute.reference.streamed import distance as distance_streamed
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
@@ -86,14 +87,17 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
                 first = distance_streamed(runner, losses)
     if setup.job.model.module is not None:
         compared = exactly(setup, CHECKED, losses[0])
+    elif streamed:
+        compared = replace(first, losses=losses)
     else:
-        compared = replace(first, losses=losses) if streamed else distance(runner, losses, CHECKED)
+        compared = distance(runner, losses, CHECKED, expected if runner.versions is None else stale)
     if compared.wrong:
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
     before = read(place) if seconds and not job.effects else {}
     times = asdict(measure(runner, seconds)) if seconds else None
+    runner.finish()
     anchors = [before, read(place)] if before else []
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     steps = setup.resolved.local_steps

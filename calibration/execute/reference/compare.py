@@ -5,7 +5,7 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 
@@ -223,10 +223,10 @@ class Comparison:
         return Distance(loss, gradient, of_norm, update, worst, losses, expected_losses, self.tolerance, streamed)
 
 
-def distance(runner: Runner, losses: list[float], steps: int) -> Distance:
-    """Compare what is left of `steps` steps with one process. Every rank must call it; all get the same."""
+def distance(runner: Runner, losses: list[float], steps: int, right: Callable[[Setup, int], Expected] = expected) -> Distance:
+    """Compare what is left of `steps` steps with one process, which is `right`. Every rank must call it; all get the same."""
     setup, comparison = runner.setup, Comparison(runner)
-    reference = expected(setup, steps)
+    reference = right(setup, steps)
     scale = max((float(gradient.abs().max()) for gradient in reference.gradients.values()), default=0.0)
     for chunk in runner.chunks:
         for name in chunk.held:
