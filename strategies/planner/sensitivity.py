@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from sim.analysis.link_load import link_kinds
 from sim.analysis.summary import wait_for_slower
 from sim.engine.player import run
+from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.transports import BETWEEN
 from sim.program import Block, Kernel
@@ -132,12 +133,24 @@ class _Scaled(Prices):
         return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
 
 
-def scaled(base: Prices, price: Price, factor: float) -> Prices:
-    """`base` with one price multiplied; it remembers what it has worked out, and steps share it."""
-    known = base.scaled.get((price.name, factor))
-    if known is None:
-        known = base.scaled[price.name, factor] = _Scaled(base, price, factor, anew=False)
-    return known
+def scaled(base: Prices, price: Price, factor: float, kind: int | None = None) -> Prices:
+    """`base` with one price multiplied, of GPUs of several kinds that of one kind (None: of all); it remembers what it has worked
+    out, and steps share it.
+    """
+    key = price.name, factor, kind
+    if key not in base.scaled:
+        base.scaled[key] = _scaled(base, price, factor, kind)
+    return base.scaled[key]
+
+
+def _scaled(base: Prices, price: Price, factor: float, kind: int | None) -> Prices:
+    members = base.members
+    if len(members) == 1:
+        return _Scaled(base, price, factor, anew=False)
+    several = [scaled(each, price, factor) if kind in (None, number) else each for number, each in enumerate(members)]
+    fleet = FleetPrices(several)
+    fleet.choices = base.choices
+    return fleet
 
 
 class Play:
@@ -253,12 +266,15 @@ def _with(job: Job, microbatches: int) -> Job:
     return replace(job, plan=job.plan.model_copy(update={"global_batch": None, "accumulation": microbatches}))
 
 
-def kernels_of(timeline: Timeline) -> dict[Kernel, float]:
-    """Seconds that each distinct kernel takes in a step, on all lanes together."""
+def kernels_of(timeline: Timeline, kind: int | None = None) -> dict[Kernel, float]:
+    """Seconds that each distinct kernel takes in a step, on all lanes together. kind: on those whose GPUs are of that kind."""
     seconds: dict[Kernel, float] = {}
+    members = timeline.op_costs.prices.members
     for lane, _, op, times in timeline.distinct:
         if isinstance(op.work, Block):
             prices = timeline.prices(lane)
+            if kind is not None and prices is not members[kind]:
+                continue
             for repeat, item in op.work.items():
                 if isinstance(item, Kernel):
                     seconds[item] = seconds.get(item, 0.0) + times * repeat * prices.seconds(item)

@@ -6,6 +6,9 @@ step (`strategies.planner.elasticity`); independent groups add in squares:
 
     σ_step² = Σ (elasticity · σ)²,    80 % interval: step · exp(±1.2816 σ_step)
 
+GPUs of several kinds have factors of their own, kind by kind; the network between nodes, the slowdown of kernels and what
+frameworks do have one for all.
+
 What a simulation leaves out of the step, and how it puts kernels and collectives together, has its own σ (COMPOSITION). It and
 that of host launches are the only widths that published steps choose.
 
@@ -19,7 +22,7 @@ step, as Σ w² for shares w of the group's seconds; what all shapes share (cloc
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
@@ -29,8 +32,8 @@ from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
 from sim.program import Kernel
 from sim.timeline import Timeline
-from strategies.planner.elasticity import elasticities, paid
-from strategies.planner.sensitivity import group_of, kernels_of
+from strategies.planner.elasticity import elasticities, elasticities_by_kind, paid
+from strategies.planner.sensitivity import Price, group_of, kernels_of
 from strategies.predict import played
 
 if TYPE_CHECKING:
@@ -61,14 +64,16 @@ COMPOSITION = 0.07  # of the step (chosen: see below)
 TIE = 0.1
 ORDERED = 0.6
 KERNELS = ("gemm", "attention", "memory", "optimizer")
+# of kernels on all GPUs alike: how attention's backward passes are priced, and what a framework fuses
+SHARED = {"attention": BACKWARD, "memory": FUSED, "optimizer": FUSED / 2}
+# of one network, and of a coefficient that all GPUs have
+COMMON = {"slowdown": SLOWDOWN, "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK}
 
 
 def with_interval(job: Job, summary: Summary, whole: Timeline | None = None) -> Summary:
-    """The summary of `job` with the interval around its step; without one where GPUs are of several kinds: what their profiles
-    have in common is not known. whole: see `strategies.predict.played`. Raises UserError for impossible jobs.
+    """The summary of `job` with the interval around its step. whole: see `strategies.predict.played`. Raises UserError for
+    impossible jobs.
     """
-    if summary.gpu_kinds:
-        return summary
     differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
     return replace(summary, interval=interval_of(played(job, whole=whole), summary.step_seconds, differ))
 
@@ -82,11 +87,8 @@ def interval_of(timeline: Timeline, step: float, others: Mapping[str, float] = M
     """The interval around `step` of a job whose timeline (see `strategies.predict.played`) is known. others: standard deviations
     of its logarithm that are no prices'.
     """
-    groups = _groups(timeline)
-    parts = {name: abs(elasticity) * sigma for name, (elasticity, sigma) in groups.items()} | {
-        "composition": COMPOSITION,
-        **others,
-    }
+    several = len(timeline.op_costs.prices.members) > 1
+    parts = (_of_kinds if several else _of_groups)(timeline) | {"composition": COMPOSITION, **others}
     both = math.hypot(*parts.values())
     return Interval(step * math.exp(-NORMAL * both), step * math.exp(NORMAL * both), LEVEL, parts)
 
@@ -101,38 +103,74 @@ def spreads(timeline: Timeline, kernels: Mapping[Kernel, float]) -> dict[str, fl
     in the step (`strategies.planner.sensitivity.kernels_of`).
     """
     profile = timeline.op_costs.prices.profile
+    return _spreads(profile, kernels, paid(timeline, kernels), SHARED)
+
+
+def _spreads(
+    profile: Profile, kernels: Mapping[Kernel, float], pays: Collection[str], shared: Mapping[str, float]
+) -> dict[str, float]:
+    """σ of the groups of a profile's prices that a step pays. shared: see `_kernel_spreads`."""
     links = profile.provenance.get("links")
     inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
     every = {
         "launch": LAUNCH,
-        "slowdown": SLOWDOWN,
         "bandwidth inside nodes": inside,
         "latency inside nodes": 2 * inside,
-        "bandwidth between nodes": NETWORK,
-        "latency between nodes": 2 * NETWORK,
         "collective start": 2 * inside,
+        **COMMON,
     }
-    others = {name: every[name] for name in paid(timeline, kernels) if name in every}
-    return {"clock": CLOCK, **_kernel_spreads(profile, kernels), **others}
+    others = {name: every[name] for name in pays if name in every}
+    return {"clock": CLOCK, **_kernel_spreads(profile, kernels, shared), **others}
 
 
-def _groups(timeline: Timeline) -> dict[str, tuple[float, float]]:
-    """Elasticity and σ of each group. That of all kernels together is shared out by their seconds."""
+def _of_groups(timeline: Timeline) -> dict[str, float]:
+    """Elasticity times σ of each group."""
     seconds = kernels_of(timeline)
     sigmas = spreads(timeline, seconds)
+    moved = _moved(paid(timeline, seconds), sigmas)
+    found = _by_group(elasticities(timeline, moved), seconds, sigmas)
+    return {name: abs(found[name]) * sigma for name, sigma in sigmas.items()}
+
+
+def _of_kinds(timeline: Timeline) -> dict[str, float]:
+    """The same where GPUs are of several kinds. Each kind's prices are wrong by themselves; what is no kind's (COMMON, SHARED) is
+    wrong for all together.
+    """
+    members = timeline.op_costs.prices.members
+    pays = paid(timeline, kernels_of(timeline))
+    own = {name: price for name, price in pays.items() if name not in COMMON}
+    seconds = [kernels_of(timeline, kind) for kind in range(len(members))]
+    sigmas = [_spreads(prices.profile, each, own, {}) for prices, each in zip(members, seconds, strict=True)]
+    moved = elasticities_by_kind(timeline, _moved(own, own))
+    found = [_by_group(*each) for each in zip(moved, seconds, sigmas, strict=True)]
+    parts: dict[str, list[float]] = {}
+    for elasticity, sigma in zip(found, sigmas, strict=True):
+        for name in sigma:
+            parts.setdefault(name, []).append(elasticity[name] * sigma[name])
+    for name in SHARED.keys() & parts.keys():
+        parts[name].append(SHARED[name] * sum(each.get(name, 0.0) for each in found))
+    together = elasticities(timeline, {name: pays[name] for name in COMMON if name in pays})
+    return {name: math.hypot(*several) for name, several in parts.items()} | {
+        name: abs(elasticity) * COMMON[name] for name, elasticity in together.items()
+    }
+
+
+def _moved(pays: Mapping[str, Price], sigmas: Mapping[str, object]) -> dict[str, Price]:
+    """Prices that are moved to know the elasticities of all groups: kernels are moved together."""
+    return {name: price for name, price in pays.items() if name == "kernels" or name in sigmas.keys() - {"clock", *KERNELS}}
+
+
+def _by_group(found: Mapping[str, float], seconds: Mapping[Kernel, float], sigmas: Mapping[str, float]) -> dict[str, float]:
+    """Elasticity of each group: that of all kernels together is shared out by their seconds."""
     total = sum(seconds.values())
     shares = {name: sum(time for kernel, time in seconds.items() if group_of(kernel) == name) / total for name in KERNELS}
     shares["clock"] = shares["gemm"] + shares["attention"]
-    moved = {
-        name: price for name, price in paid(timeline, seconds).items() if name == "kernels" or name in sigmas.keys() - shares
-    }
-    found = elasticities(timeline, moved)
-    return {name: (found[name] if name in found else shares[name] * found["kernels"], sigma) for name, sigma in sigmas.items()}
+    return {name: found[name] if name in found else shares[name] * found["kernels"] for name in sigmas}
 
 
-def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float]) -> dict[str, float]:
+def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float], shared: Mapping[str, float]) -> dict[str, float]:
     """σ of kernels by group, given their seconds: what single shapes miss, averaged over the step's shapes, and what all of them
-    share.
+    share, of which `shared` is no matter of the GPU's.
     """
     gemm = profile.provenance.get("gemm")
     fp8 = _shape_error(gemm, "fp8 large")
@@ -142,7 +180,6 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float]) -> dict[s
         "memory": CLOCK,
         "optimizer": CLOCK,
     }
-    shared = {"gemm": 0.0, "attention": BACKWARD, "memory": FUSED, "optimizer": FUSED / 2}
     result = {}
     for group, single in own.items():
         shapes = {kernel: time for kernel, time in seconds.items() if group_of(kernel) == group}
@@ -154,7 +191,7 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float]) -> dict[s
             part = profile.provenance.get(group if group in ("gemm", "attention") else "memory")
             derived = 0.0 if part is not None and part.measured else UNMEASURED
             outside = sum(time * _distance(kernel.shape, part, group) for kernel, time in shapes.items()) / total
-            result[group] = math.hypot(alone, shared[group], derived, OUTSIDE * outside)
+            result[group] = math.hypot(alone, shared.get(group, 0.0), derived, OUTSIDE * outside)
     return result
 
 

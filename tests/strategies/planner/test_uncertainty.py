@@ -15,10 +15,12 @@ from sim.grid import Grid
 from sim.pricing.provenance import Provenance
 from sim.pricing.shipped import load_profile
 from sim.program import Block, Cohort, Kernel, Op, Program, Run
+from sim.replay.repriced import repriced
 from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.planner import uncertainty
-from strategies.planner.sensitivity import PRICES, Play, Price, kernels_of
+from strategies.planner.elasticity import elasticities, elasticities_by_kind
+from strategies.planner.sensitivity import PRICES, Play, Price, kernels_of, scaled
 from strategies.planner.uncertainty import interval_of, spreads, tied, with_interval
 from strategies.predict import played, predict, simulate
 from strategies.read_job import read_job
@@ -168,6 +170,45 @@ def test_percentiles_of_held_out_shapes_become_a_standard_deviation() -> None:
 def test_no_interval_is_narrower_than_the_error_of_jobs_whose_prices_were_all_measured(job: Job) -> None:
     bar = interval_of(played(job), 1.0)
     assert math.log(bar.high / bar.low) > 2 * 1.2816 * uncertainty.COMPOSITION
+
+
+MIXED = "examples/clusters/a100-and-h100.yaml"
+
+
+def mixed(plan: dict[str, object]) -> Timeline:
+    """A step on four nodes of A100 and four of H100."""
+    given = {"tp": 8, "data_parallel": "zero1", "sequence": 4096, "global_batch": 32}
+    return played(read_job(model="llama-3.1-8b", cluster=MIXED, plan=given | plan))
+
+
+def test_prices_of_one_kind_of_gpu_are_moved_without_those_of_another() -> None:
+    """Half of a batch each: H100 wait for A100, whose kernels decide; repriced steps are played ones."""
+    timeline = mixed({})
+    prices, kernels = timeline.op_costs.prices, BY_NAME["kernels"]
+    both = elasticities(timeline, {"kernels": kernels})["kernels"]
+    a100, h100 = (each["kernels"] for each in elasticities_by_kind(timeline, {"kernels": kernels}))
+    assert (a100, h100) == (pytest.approx(both, rel=0.02), pytest.approx(0, abs=0.02))
+    dearer = [scaled(prices, kernels, 1.1, kind) for kind in (0, 1)]
+    again = repriced(timeline, [timeline.op_costs.under(each) for each in dearer])
+    assert again == pytest.approx([run(timeline.program, timeline.op_costs.topology, each).step for each in dearer], rel=1e-3)
+    assert again[0] > 1.05 * timeline.step > 1.04 * again[1]
+
+
+def test_links_inside_nodes_are_a_kinds_own_and_those_between_are_common() -> None:
+    """Two stages, A100 before H100, whose times add up: errors of the two kinds add in squares, of the network as they are."""
+    timeline = mixed({"pp": 2, "tp": 4, "order": "tp-cp-ep-dp-pp", "schedule": "gpipe", "global_batch": 16})
+    inside = {name: BY_NAME[name] for name in ("kernels", "bandwidth inside nodes")}
+    a100, h100 = elasticities_by_kind(timeline, inside)
+    both = elasticities(timeline, inside)
+    parts = interval_of(timeline, 1.0).parts
+    for name in inside:
+        assert min(a100[name], h100[name]) > 0.1 * both[name]
+        assert a100[name] + h100[name] == pytest.approx(both[name], rel=0.1)
+    assert math.hypot(a100["kernels"], h100["kernels"]) * uncertainty.CLOCK > parts["clock"]  # of the products' part of them
+    assert parts["clock"] > 0.5 * math.hypot(a100["kernels"], h100["kernels"]) * uncertainty.CLOCK
+    between = elasticities(timeline, {name: BY_NAME[name] for name in uncertainty.COMMON})
+    for name, sigma in uncertainty.COMMON.items():
+        assert parts[name] == pytest.approx(abs(between[name]) * sigma)
 
 
 def test_products_in_fp8_have_the_spread_of_their_own_fit() -> None:
