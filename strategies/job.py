@@ -6,7 +6,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from sim.engine.effects import Effect
 from strategies.data_parallel.hook import hook_of
@@ -19,12 +19,14 @@ from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.plan.rules import refuse
 from strategies.plan.rules.data_parallel import hosted
-from strategies.resilience.settings import RunSettings
 from strategies.schedules import schedules
 from topologies.cluster import Cluster, UnequalCluster
 from topologies.documents.cards import card
 from topologies.hardware import Gpu
 from topologies.reading import UserError, plain
+
+if TYPE_CHECKING:
+    from strategies.resilience.settings import RunSettings
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
 

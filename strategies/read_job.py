@@ -16,7 +16,7 @@ import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sim.engine.effects import read_effects
 from sim.engine.perturbation import Perturbation
@@ -30,11 +30,13 @@ from strategies.models.tracing.tracer import trace_of
 from strategies.overrides import merge, parse_changes, parsed
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
-from strategies.resilience.settings import RunSettings, complete, read_run
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.node import Node
 from topologies.reading import UserError, build, folded, is_there, load_yaml, nearest, shown
+
+if TYPE_CHECKING:
+    from strategies.resilience.settings import RunSettings
 
 NAME = 200  # letters of a name
 AUTO = "auto"
@@ -262,6 +264,8 @@ def _run(value: Any, changes: Mapping[str, Any] | None, cluster: Cluster, where:
     """The section about days; None when nothing is said."""
     if value is None and not changes:
         return None
+    from strategies.resilience.settings import complete, read_run
+
     if changes and isinstance(value, Mapping | None):
         value = merge(complete(dict(value or {}), cluster), changes)
     return read_run(value, where)

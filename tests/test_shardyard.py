@@ -42,7 +42,8 @@ def test_simulate_imports_only_what_it_needs() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT).stdout.split()
     unneeded = """
         torch pandas matplotlib scipy jinja2 tomllib subprocess multiprocessing asyncio statistics calibration.devices
-        strategies.memory_by_layer strategies.planner.effects_cost strategies.planner.fixes reports.page sim.runs.run
+        strategies.memory_by_layer strategies.planner.effects_cost strategies.planner.fixes reports.page sim.runs.spec
+        strategies.resilience.settings strategies.resilience.recovery
     """.split()
     assert not set(unneeded) & set(loaded)
 
