@@ -46,7 +46,8 @@ def breakdown(summaries: Mapping[str, Summary]) -> Figure:
     ax.invert_yaxis()
     ax.tick_params(axis="y", length=0)
     ax.set(xlim=(0, longest * unit), xlabel=f"time per step ({unit_name}), mean over ranks")
-    ax.set_title("Where the step goes" + (f": {seconds(longest)}" if len(runs) == 1 else ""))
+    step = "expected step" if all(run.variability for run in runs) else "step"
+    ax.set_title(f"Where the {step} goes" + (f": {seconds(longest)}" if len(runs) == 1 else ""))
     drawn.legend(handles=handles, loc="outside lower center", ncols=min(3, len(handles)), fontsize=9)
     return drawn
 

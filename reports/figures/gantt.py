@@ -22,7 +22,7 @@ from reports.figures import (
     patch,
     time_unit,
 )
-from reports.figures.timeline_bars import WEIGHT, Bar, Strips, chosen, lane_names, strips
+from reports.figures.timeline_bars import WEIGHT, Bar, Strips, chosen, lane_names, played_as, strips
 from reports.formatting import digits, seconds
 from sim.analysis.breakdown import AXES
 from sim.program import COMPUTE, CPU, Block
@@ -66,8 +66,7 @@ def gantt(timeline: Timeline) -> Figure:
     names = lane_names(timeline)
     parts[0].set_yticks([y - 0.1 for y in range(len(lanes))], [names[lane] for lane in lanes])
     shown = "" if len(lanes) == len(timeline.lanes) else f", {len(lanes)} of {len(timeline.lanes)} rows shown"
-    alike = ", all GPUs alike" if any(timeline.variability) else ""
-    parts[0].set_title(f"One step{alike}: {seconds(timeline.step)}{shown}")
+    parts[0].set_title(f"One step{played_as(timeline)}: {seconds(timeline.step)}{shown}")
     about = "height of a colour: its share of the time; strips below: transfers"
     if left_out:
         between = (windows[1][0] - windows[0][1]) * unit

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import figure
+from reports.figures.timeline_bars import played_as
 from reports.figures.topology import drawn_links, joints, prepared, rates_of
 from sim.analysis.link_load import carried
 from sim.timeline import Timeline
@@ -42,7 +43,7 @@ def load(run: tuple[Cluster, Timeline]) -> Figure:
     joints(ax, form, layout)
     large = max(10.0, 8 * drawn.get_figwidth() / 14)
     bar = drawn.colorbar(scale, ax=ax, shrink=0.8, aspect=16, pad=0.01)
-    bar.set_label("% of capacity over the step", size=large)
+    bar.set_label(f"% of capacity over the step{played_as(timeline)}", size=large)
     bar.ax.tick_params(labelsize=large)
     ax.set_title(f"{cluster.name}: which links the step uses, each in its busier direction", fontsize=large + 1)
     return drawn

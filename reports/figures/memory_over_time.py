@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import MEMORY, RED, canvas, figure, time_unit
+from reports.figures.timeline_bars import played_as
 from reports.formatting import gigabytes
 from sim.analysis.memory import Ledger, ledger, tensor_capacity
 from sim.program import MEMORY_KINDS
@@ -47,7 +48,7 @@ def memory_over_time(timeline: Timeline) -> Figure:
         fontsize=9,
     )
     ax.set(xlim=(0, timeline.step * unit), ylim=(0, 1.15 * top / 1e9), ylabel="GB", xlabel=f"time ({name})")
-    ax.set_title(f"What a GPU of stage {timeline.stage(lane)} holds over the step")
+    ax.set_title(f"What a GPU of stage {timeline.stage(lane)} holds over the step{played_as(timeline)}")
     handles, labels = ax.get_legend_handles_labels()
     drawn.legend(handles[::-1], labels[::-1], loc="outside right upper", fontsize=9)
     return drawn

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from reports.figures import LANES, canvas, columns, figure, time_unit
 from reports.figures.gantt import draw_passes, draw_transfers, entries
-from reports.figures.timeline_bars import chosen, lane_names, strips
+from reports.figures.timeline_bars import chosen, lane_names, played_as, strips
 from reports.formatting import seconds
 from sim.analysis.breakdown import AXES
 from sim.timeline import Timeline
@@ -40,7 +40,7 @@ def steps(timelines: Mapping[str, Timeline]) -> Figure:
         ax.tick_params(axis="both", length=0)
         ax.spines["bottom"].set_visible(False)
         ax.axvline(timelines[key].step * unit, color="black", linewidth=1)
-        ax.set_title(f"{key}: {seconds(timelines[key].step)}")
+        ax.set_title(f"{key}: {seconds(timelines[key].step)}{played_as(timelines[key])}")
     panels[-1].set_xlabel(f"time ({name}); strips below passes: transfers")
     handles = entries(every, axes, longest)
     drawn.legend(handles=handles, loc="outside lower center", ncols=columns(len(handles)), fontsize=9)

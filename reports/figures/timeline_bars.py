@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sim.analysis.breakdown import PHASES
+from sim.engine.effects.jitter import Jitter
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import COMPUTE, SIDE_STREAM, SIDE_STREAM_ACROSS_NODES, Block, Collective, Send
 from sim.timeline import Timeline
@@ -135,6 +136,15 @@ def chosen(timeline: Timeline, limit: int) -> list[int]:
     if count <= limit:
         return list(range(count))
     return sorted({round(index * (count - 1) / (limit - 1)) for index in range(limit)})
+
+
+def played_as(timeline: Timeline) -> str:
+    """The end of a title: what the step that is drawn is, besides the program's. Of the expected step of GPUs that are not quite
+    alike it is the one of GPUs that are; jitter was drawn once.
+    """
+    alike = ", all GPUs alike" if any(timeline.variability) else ""
+    drawn = any(Jitter.component in owed for owed in timeline.owed.values())
+    return alike + (", one sample of jitter" if drawn else "")
 
 
 def lane_names(timeline: Timeline) -> list[str]:

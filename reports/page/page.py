@@ -21,6 +21,7 @@ from reports.figures.gantt import gantt
 from reports.figures.load import load
 from reports.figures.memory import memory
 from reports.figures.memory_over_time import memory_over_time
+from reports.figures.timeline_bars import played_as
 from reports.figures.topology import DRAWN
 from reports.figures.traffic import MOST, traffic
 from reports.formatting import (
@@ -223,6 +224,7 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
         model=job.get("model", "model"),
         cards=[_card(label, value) for label, value in headline(summary, job)],
         titles=list(_titles(report)),
+        shows=_shows(report),
         step=report.step,
         view=view,
         legend=legend((summary, *report.runs.values()), view),
@@ -252,6 +254,17 @@ def _card(label: str, value: str) -> tuple[str, str, str, str]:
     """Label, value, the rest of a long value below it, definition."""
     short, between, rest = value.partition(" at " if " at " in value else " (")
     return label, short, f"{between.strip(' (')} {rest.rstrip(')')}".strip(), hint(label)
+
+
+def _shows(report: Report) -> str:
+    """Which step the figures over time show, where that is not the one that the page answers with; else ""."""
+    played, answer = report.timeline, report.summary.step_seconds
+    which = played_as(played).removeprefix(", ")
+    if not which:
+        return ""
+    alone = played.step / played.program.steps
+    expected = f"; the expected step takes {seconds(answer)}" if report.summary.variability else ""
+    return f"This step of {seconds(alone)} has {which}{expected}."
 
 
 def _titles(report: Report) -> Iterator[str]:

@@ -26,8 +26,10 @@ from reports.figures.pareto import Front, Plan, pareto
 from reports.figures.rounds import STEPS, rounds
 from reports.figures.staleness import staleness
 from reports.figures.steps import steps
-from reports.figures.timeline_bars import chosen, lane_names, strips
+from reports.figures.timeline_bars import chosen, lane_names, played_as, strips
 from reports.figures.traffic import traffic
+from reports.formatting import seconds
+from reports.page.page import Report, _shows
 from sim.analysis.breakdown import breakdowns
 from sim.analysis.collective_rounds import collective_rounds
 from sim.analysis.link_load import carried, link_loads, matrix
@@ -101,6 +103,28 @@ def test_gantt_numbers_the_passes_and_names_the_rows(timeline: Timeline, play: C
     assert lane_names(unfolded)[:2] == ["rank 0 (stage 0)", "rank 1 (stage 0)"]
     many = gantt.draw(play(tp=2, pp=2, accumulation=40)).axes[0]
     assert not many.texts  # more than 16 microbatches are not numbered
+
+
+def test_titles_say_which_step_is_shown() -> None:
+    """GPUs alike in the figures over time of an expected step, whose breakdown is the expected one's; jitter is drawn once."""
+    jobs = {
+        ", all GPUs alike": {"variability": 0.02},
+        "": {"variability": 0},
+        ", one sample of jitter": {"variability": 0, "effects": ["all: jitter 0.05"]},
+    }
+    for ending, given in jobs.items():
+        plan = {"data_parallel": "zero1", "global_batch": 16}
+        timeline = simulate(read_job(model="gpt-1.7b", cluster="dgx-h100", nodes=1, plan=plan, **given))
+        summary = summarise(timeline)
+        assert gantt.figure(timeline).axes[0].get_title(loc="left").startswith(f"One step{ending}: ")
+        assert memory_over_time.figure(timeline).axes[0].get_title(loc="left").endswith(f"holds over the step{ending}")
+        assert steps.figure({"one": timeline}).axes[0].get_title(loc="left").endswith(f"s{ending}")
+        assert played_as(timeline) == ending
+        expected = "expected " if summary.variability else ""
+        assert breakdown.figure({"one": summary}).axes[0].get_title(loc="left").startswith(f"Where the {expected}step goes: ")
+        said = _shows(Report(timeline, summary, {}))
+        assert said.startswith("This step of ") == bool(ending)
+        assert (f"; the expected step takes {seconds(summary.step_seconds)}." in said) == bool(expected)
 
 
 def test_a_few_lanes_stand_for_many(timeline: Timeline) -> None:
