@@ -110,7 +110,11 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
         streamed.append(whole > free)
         if whole <= free:
             continue
-        in_parts = job.model.module is None and not (job.plan.pp > 1 and schedules[job.plan.schedule].versions)
+        in_parts = (
+            job.model.module is None
+            and job.plan.packing is None
+            and not (job.plan.pp > 1 and schedules[job.plan.schedule].versions)
+        )
         needed = peak + least(job) if in_parts else whole
         if needed > free or job.plan.hook.local:
             why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""

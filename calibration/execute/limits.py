@@ -59,6 +59,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "global_batch",
     "accumulation",
     "sequence",
+    "packing",
     "recompute",
     "recompute_method",
     "recompute_layers",
@@ -157,13 +158,12 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
     plan, model = job.plan, job.model
     if plan.lora is not None and plan.lora.weights != "same":
         yield f"lora.weights={plan.lora.weights}: matrices are kept in the plan's precision"
-    if plan.packing is not None:
-        yield "packing: documents of unequal lengths are simulated only"
     yield from traced.reasons(job)
     yield from _of_fields(job)
     yield from _of_schedule(job, resolved)
     yield from _of_compilation(job)
     yield from _of_context(job)
+    yield from _of_packing(job)
     yield from _of_experts(job, resolved)
     yield from _of_effects(job)
     if dropped(job) and plan.tp > 1:
@@ -194,6 +194,23 @@ def _of_compilation(job: Job) -> Iterator[str]:
             yield f"kernels={plan.kernels} with {axis}={degree}: collectives inside of a layer are not compiled"
     if dropped(job):
         yield f"kernels={plan.kernels} with dropout: compiled layers draw other numbers; set plan.dropout=false"
+
+
+def _of_packing(job: Job) -> Iterator[str]:
+    """What documents one by one would not do in the same way."""
+    plan, model = job.plan, job.model
+    if plan.packing is None:
+        return
+    if dropped(job):
+        yield "packing with dropout: documents one by one draw other numbers; set plan.dropout=false"
+    if model.experts is not None:
+        yield "packing with experts: whose turn it is follows from a token's place, which is another in a document by itself"
+    if model.classes or model.pooler_classes:
+        yield f"packing with the classes of {model.name}: they are of a sequence's first token, and a sequence has many documents"
+    if plan.kernel_set.compiled:
+        yield f"packing with kernels={plan.kernels}: each microbatch has other lengths, for which layers would be compiled anew"
+    if plan.data_parallel == "ddp_powersgd":
+        yield "packing with data_parallel=ddp_powersgd: the process it is compared with reduces after each document"
 
 
 def _of_context(job: Job) -> Iterator[str]:

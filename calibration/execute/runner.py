@@ -15,6 +15,7 @@ from torch import Tensor
 from calibration.execute.buckets import local
 from calibration.execute.chunks import chunks, shared
 from calibration.execute.data_parallel import executed
+from calibration.execute.packing import documents
 from calibration.execute.setup import Setup, group_of
 
 
@@ -57,6 +58,7 @@ class Runner:
 
         def begin(step: int, microbatch: int) -> None:
             chunk.net.number = self.setup.number(step, self.setup.replica, microbatch)
+            chunk.net.documents = documents(self.setup, self.setup.replica, microbatch)
 
         return Asynchronous(self.setup, chunk, self.hook, (self.tokens, self.labels), begin)
 
@@ -64,6 +66,7 @@ class Runner:
         """Tell the chunks which forward pass is the next."""
         for chunk in self.chunks:
             chunk.net.number = self.setup.number(self.steps - 1, self.setup.replica, microbatch)
+            chunk.net.documents = documents(self.setup, self.setup.replica, microbatch)
 
     def _tied_group(self) -> Any:
         """The group of this rank in which two stages share an embedding. Every rank makes all such groups."""

@@ -43,6 +43,8 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
     for axis, degree in (("tp", job.plan.tp), ("pp", job.plan.pp)):
         if degree > 1:
             raise UserError(f"{job.where}: {axis}={degree}: a worker of parameter servers is one process with the whole model")
+    if job.plan.packing is not None:
+        raise UserError(f"{job.where}: packing: workers of parameter servers train on whole sequences")
     if job.plan.data_parallel != "ddp":
         raise UserError(f"{job.where}: data_parallel={job.plan.data_parallel}: parameter servers are in its place")
     if not 0 < servers < ranks:

@@ -54,8 +54,25 @@ def busiest(lengths: tuple[int, ...], sequence: int, ranks: int, sequences: int)
 
 @lru_cache(maxsize=64)
 def _squares(lengths: tuple[int, ...], sequence: int, count: int) -> NDArray[np.float64]:
-    """Σ l² of `count` sequences. Documents follow each other in any order; what does not fit into a sequence goes on in the next,
-    where it attends to nothing before.
+    """Σ l² of `count` sequences."""
+    import numpy as np
+
+    drawn, places = _drawn(lengths, sequence, count)
+    return np.bincount(places, weights=drawn.astype(float) ** 2, minlength=count).astype(np.float64)
+
+
+def pieces(lengths: tuple[int, ...], sequence: int, count: int) -> list[list[int]]:
+    """Tokens of the documents in each of `count` sequences, in order."""
+    drawn, places = _drawn(lengths, sequence, count)
+    result: list[list[int]] = [[] for _ in range(count)]
+    for length, place in zip(drawn.tolist(), places.tolist(), strict=True):
+        result[place].append(length)
+    return result
+
+
+def _drawn(lengths: tuple[int, ...], sequence: int, count: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Tokens of documents, or of their parts, and in which sequence each lies. Documents follow each other in any order; what
+    does not fit into a sequence goes on in the next, where it attends to nothing before.
     """
     import numpy as np
 
@@ -64,5 +81,4 @@ def _squares(lengths: tuple[int, ...], sequence: int, count: int) -> NDArray[np.
     borders = np.arange(1, count + 1) * sequence
     ends = np.cumsum(drawn)
     edges = np.union1d(ends[ends < borders[-1]], borders)
-    pieces = np.diff(edges, prepend=0).astype(float)
-    return np.bincount(np.searchsorted(borders, edges), weights=pieces**2, minlength=count).astype(np.float64)
+    return np.diff(edges, prepend=0), np.searchsorted(borders, edges)

@@ -12,7 +12,7 @@ columns; `tensor_parallel` gives them one common input, and so one reduction of 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -38,10 +38,11 @@ class Transformer(nn.Module):
     stage. tuned: what is trained; everything by default. shared: what ranks share of each layer; nothing by default.
 
     number: of the next forward pass, where anything is dropped. Parts draw from it and from their place in the model, so that a
-    pass drops the same wherever and whenever it runs.
+    pass drops the same wherever and whenever it runs. documents: of which its sequences are packed, where they are.
     """
 
     number: int | None = None
+    documents: Sequence[int] | None = None
     loss = staticmethod(loss)
 
     def __init__(
@@ -103,10 +104,23 @@ class Transformer(nn.Module):
     def forward(self, x: Any) -> Any:
         """Token ids, or features where the embedding is elsewhere, to what the head gives, or features where it is elsewhere."""
         if self.embedding is not None:
-            x = drawing(self.embedding, self.number, EMBEDDING)(x)
-        layers = [drawing(layer, self.number, place) for place, layer in zip(self.numbers, self.layers, strict=True)]
+            x = self._part(self.embedding, EMBEDDING)(x)
+        layers = [self._part(layer, place) for place, layer in zip(self.numbers, self.layers, strict=True)]
         x = self.recompute.forward(x, layers)
         return x if self.head is None else self.head(x)
+
+    def _part(self, part: Any, place: int) -> Callable[[Any], Any]:
+        """As this pass calls it, also again in the backward pass."""
+        call, documents = drawing(part, self.number, place), self.documents
+        if documents is None:
+            part.pack(None)
+            return call
+
+        def packed(x: Any) -> Any:
+            part.pack(documents)
+            return call(x)
+
+        return packed
 
 
 def drawing(part: nn.Module, number: int | None, place: int) -> Callable[[Any], Any]:

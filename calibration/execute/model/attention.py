@@ -6,6 +6,7 @@ Imports torch: import this module inside the function that needs it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -17,10 +18,18 @@ from strategies.models.model import Model
 BASE = 10000.0  # of rotary frequencies (arXiv:2104.09864); it changes no size
 
 
+def places(documents: Sequence[int], device: torch.device) -> Tensor:
+    """Positions of tokens, each document's from 0: (tokens)."""
+    return torch.cat([torch.arange(length, device=device) for length in documents])
+
+
 class Attention(nn.Module):
     """Flash calls scaled_dot_product_attention, materialised writes scores and probabilities to memory. Causal in decoders.
-    context: with whom tokens are shared; `sequence` are those of all.
+    context: with whom tokens are shared; `sequence` are those of all. documents: tokens of each of those that the next pass's
+    sequences are packed of, which attend to themselves only.
     """
+
+    documents: Sequence[int] | None = None
 
     cosine: Tensor
     sine: Tensor
@@ -64,7 +73,23 @@ class Attention(nn.Module):
     def _turn(self, x: Tensor) -> Tensor:
         """Rotary positions: (batch, heads, sequence, dim)."""
         left, right = x.chunk(2, -1)
-        return x * self.cosine.to(x.dtype) + torch.cat((-right, left), -1) * self.sine.to(x.dtype)
+        cosine, sine = self.cosine[: x.shape[2]], self.sine[: x.shape[2]]
+        if self.documents is not None:
+            own = places(self.documents, x.device)
+            cosine, sine = (table[own].view(len(x), 1, *x.shape[2:]) for table in (self.cosine, self.sine))
+        return x * cosine.to(x.dtype) + torch.cat((-right, left), -1) * sine.to(x.dtype)
+
+    def _within(self, q: Tensor, k: Tensor, v: Tensor, dropout: float) -> Tensor:
+        """Attention of each document, (batch, heads, sequence, dim) each: Σ l² pairs of tokens."""
+        assert self.documents is not None
+        lengths, parts = list(self.documents), []
+        rows = (torch.split(part.transpose(0, 1).flatten(1, 2), lengths, 1) for part in (q, k, v))
+        for mine, keys, values in zip(*rows, strict=True):
+            y = functional.scaled_dot_product_attention(
+                mine, keys, values, None, dropout, self.causal, enable_gqa=self.repeat > 1
+            )
+            parts.append(y)
+        return torch.cat(parts, 1).view(q.shape[1], len(q), *q.shape[2:]).transpose(0, 1)
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, hidden) to the same."""
@@ -74,6 +99,8 @@ class Attention(nn.Module):
         dropout = self.dropout if self.training else 0.0
         if self.context:
             y = self.context.attend(q, k, v)
+        elif self.documents is not None:
+            y = self._within(q, k, v, dropout)
         elif self.flash:
             y = functional.scaled_dot_product_attention(q, k, v, None, dropout, self.causal, enable_gqa=self.repeat > 1)
         else:

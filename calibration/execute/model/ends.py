@@ -5,12 +5,14 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from calibration.execute.model.attention import places
 from calibration.execute.model.context_parallel import ContextParallel
 from calibration.execute.model.layer import dropout, norm
 from strategies.models.model import Model
@@ -18,8 +20,10 @@ from strategies.models.model import Model
 
 class Embedding(nn.Module):
     """Token ids to features; learned positions, segments and a norm if the model has them. Every token is of segment 0.
-    context: with whom a sequence's tokens are shared.
+    context: with whom a sequence's tokens are shared. documents: of which the next pass's sequences are packed.
     """
+
+    documents: Sequence[int] | None = None
 
     def __init__(self, model: Model, dropped: bool = False, context: ContextParallel | None = None) -> None:
         super().__init__()
@@ -35,12 +39,18 @@ class Embedding(nn.Module):
         x: Tensor = self.tokens(tokens)
         if self.positions is not None:
             own = tokens.shape[1]
-            places = self.context.positions(own * self.context.ranks) if self.context else torch.arange(own)
-            x = x + self.positions(places.to(tokens.device))
+            rows = self.context.positions(own * self.context.ranks) if self.context else torch.arange(own)
+            if self.documents is not None:
+                rows = places(self.documents, tokens.device).view_as(tokens)
+            x = x + self.positions(rows.to(tokens.device))
         if self.segments is not None:
             x = x + self.segments(torch.zeros_like(tokens[:1]))
         result: Tensor = self.dropout(self.norm(x))
         return result
+
+    def pack(self, documents: Sequence[int] | None) -> None:
+        """For the next pass."""
+        self.documents = documents
 
 
 class Head(nn.Module):

@@ -5,6 +5,7 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, cast
 
 from torch import Tensor, nn
@@ -65,6 +66,10 @@ class Layer(nn.Module):
         moe = model.experts if model.is_mixture(number) else None
         self.feed_forward = Mixture(model, moe, shared.experts) if moe else FeedForward(model)
         self.dropout = dropout(dropped.stream)
+
+    def pack(self, documents: Sequence[int] | None) -> None:
+        """For the next pass, of sequences that are packed of documents of so many tokens."""
+        self.attention.documents = documents
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, sequence, hidden) to the same."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import torch
 import torch.distributed as dist
@@ -21,6 +22,7 @@ from calibration.execute.data_parallel import executed
 from calibration.execute.data_parallel.local import outer_update
 from calibration.execute.model import Transformer
 from calibration.execute.optimizers import RATE, Masters, make_optimizer
+from calibration.execute.packing import documents, one_by_one
 from calibration.execute.runner import Runner
 from calibration.execute.setup import Setup
 from calibration.execute.traced.buffers import Buffers, apart
@@ -109,8 +111,10 @@ def _step(
             module.no_sync() if isinstance(module, DistributedDataParallel) and not last else nullcontext(),
             buffers.as_of(together),
         ):
-            output = module(tokens[together, number].flatten(0, 1))
-            part = net.loss(output, labels[together, number].flatten(0, 1)) / len(microbatches)
+            x, right = tokens[together, number].flatten(0, 1), labels[together, number].flatten(0, 1)
+            packed = documents(setup, together[0], number)
+            alone = net.loss(module(x), right) if packed is None else one_by_one(net, module, cast(Tensor, x), right, packed)
+            part = alone / len(microbatches)
             (part * clipping.scale).backward()  # type: ignore[no-untyped-call]
         total += part.item()
     if clipping(map(Held, read_by(optimizer, net.parameters()))):

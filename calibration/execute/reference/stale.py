@@ -21,6 +21,7 @@ from calibration.execute.buckets import wide
 from calibration.execute.chunks import whole_model
 from calibration.execute.clipping import Clipping, Held
 from calibration.execute.optimizers import make_optimizer
+from calibration.execute.packing import documents
 from calibration.execute.reference.compare import Expected, read_by
 from calibration.execute.setup import Setup
 
@@ -66,6 +67,7 @@ def stale(setup: Setup, steps: int) -> Expected:
         leaves = {name: value.requires_grad_(named[name].requires_grad) for part in versions for name, value in part.items()}
         for rank in range(dp):
             net.number = setup.number(microbatch // count, rank, microbatch % count)
+            net.documents = documents(setup, rank, microbatch % count)
             loss = net.loss(functional_call(net, leaves, (tokens[rank, microbatch % count],)), labels[rank, microbatch % count])
             (loss / (dp * every)).backward()
             losses.append(loss.item())

@@ -80,6 +80,7 @@ class Traced(nn.Module):
     """
 
     number: int | None = None
+    documents: Sequence[int] | None = None  # nothing of it is packed
     tied = False  # parameters that it shares are its own matter: it is whole on every rank
     loss = staticmethod(loss)
 

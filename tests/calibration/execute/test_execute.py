@@ -43,6 +43,7 @@ SHARED = {"experts": 2, "chosen": 1, "ffn": 24, "shared": 1, "shared_gate": True
 LORA = {"rank": 4, "targets": ["q_proj", "v_proj", "mlp"]}
 FLAT, SHORT = GPT | {"layers": 2}, LLAMA | {"layers": 2}  # PyTorch takes long for every operator
 UNTIED = FLAT | {"tied": False}
+PACKED = {"lengths": [3, 5, 9, 14]}
 MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[2] / "data"
 
@@ -77,6 +78,11 @@ TWO = {
     "tp, sequence parallel": job("tp, sequence parallel", 2, SHORT, tp=2, sequence_parallel=True, recompute="operators"),
     "gpipe": job("gpipe", 2, FLAT, schedule="gpipe", **MIDDLE),
     "interleaved": job("interleaved", 2, LLAMA, schedule="interleaved", chunks=2, **MIDDLE),
+    "packing": job("packing", 2, FLAT, packing=PACKED, accumulation=2),
+    "packing, zero3": job("packing, zero3", 2, SHORT, packing=PACKED, data_parallel="zero3", recompute="full"),
+    "packing, tp": job("packing, tp", 2, SHORT, packing=PACKED, tp=2, accumulation=2),
+    "packing, pp": job("packing, pp", 2, SHORT, packing=PACKED, recompute="full", **MIDDLE),
+    "packing, encoder": job("packing, encoder", 2, FLAT | {"family": "encoder"}, packing=PACKED),
     "pipedream": job("pipedream", 2, UNTIED, schedule="pipedream", optimizer="momentum", **MIDDLE),
     "pipedream-2bw": job("pipedream-2bw", 2, UNTIED, schedule="pipedream-2bw", dropout=True, **MIDDLE),
     "zb-v": job("zb-v", 2, GPT, schedule="zb-v", **MIDDLE),  # the first and the last stage on one rank share the embedding
@@ -213,6 +219,19 @@ def fresh(place, jobs, seconds):
     return worker.work(place, jobs, seconds)
 
 
+def whole_sequences(place, jobs, seconds):
+    from calibration.execute import runner
+
+    runner.documents = lambda *_: None
+    return worker.work(place, jobs, seconds)
+
+
+def test_packed_documents_attend_to_themselves_only():
+    """Whole sequences are another thing than the same documents one by one."""
+    with pytest.raises(UserError, match="packing: executed, but the (loss|gradient) .*differs by"):
+        launch(whole_sequences, 2, [ready(TWO["packing"])], 0.0)
+
+
 def test_stages_of_pipedream_have_older_parameters():
     """One process in which every pass has the newest ones is not what a pipeline without flushes does."""
     with pytest.raises(UserError, match="pipedream: executed, but the gradient of .* differs by"):
@@ -240,6 +259,7 @@ def test_a_synchronous_server_uses_the_mean_of_all_gradients():
         (2, "sync", {}, "--servers 2: of 2 processes"),
         (1, "late", {}, "--staleness late"),
         (1, "sync", {"tp": 2}, "tp=2: a worker"),
+        (1, "sync", {"packing": {"lengths": [3, 5]}}, "packing: workers of parameter servers"),
     ],
 )
 def test_parameter_servers_that_cannot_be(servers, staleness, plan, reason):

@@ -32,6 +32,7 @@ KINDS = [{"name": "encoder", "family": "encoder"}, {"name": "decoder", "family":
 NF4 = {"rank": 4, "targets": ["q_proj"], "weights": "nf4"}
 EXPERTS = {"experts": 4, "chosen": 2, "ffn": 48}
 OWN = {"model": f"{ROOT}/tests/data/modules/normalised.py:Net", "job": {"input": "3x8x8"}}
+PACKED: dict[str, Any] = {"packing": {"lengths": [7, 9]}}
 PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
 ZRO = "zero_redundancy_optimizer"
 
@@ -66,7 +67,11 @@ CASES: list[Case] = [
     ("dropout by threads", {"cluster": {"based_on": "dgx-h100"}, "plan": {"dropout": True, "data_parallel": "dataparallel"}}),
     ("selective recomputation of Megatron-LM", {"plan": {"recompute": "selective"}}),
     ("LoRA beside narrow matrices", {"node": SIXTEEN, "plan": {"precision": "fp16", "lora": NF4}}),
-    ("packing", {"plan": {"packing": {"lengths": [7, 9]}}}),
+    ("packing with dropout", {"plan": PACKED | {"dropout": True}}),
+    ("packing with experts", {"model": {"experts": EXPERTS}, "plan": PACKED}),
+    ("packing with classes", {"model": GPT | {"family": "encoder", "classes": 2}, "plan": PACKED}),
+    ("packing with compiled layers", {"plan": PACKED | {"kernels": "compiled"}}),
+    ("packing with PowerSGD", {"plan": PACKED | {"data_parallel": "ddp_powersgd"}}),
     ("effects other than a speed", {"job": {"effects": ["gpu 0: speed 0.5 from 1 s"]}}),
     ("GPUs at another speed", {"cluster": {"based_on": "dgx-h100"}, "job": {"effects": ["gpu 0: speed 0.5"]}}),
     ("a speed without cores of their own", {"job": {"effects": ["gpu 0: speed 0.5"]}}),
