@@ -93,7 +93,12 @@ class Commands(click.Group):
             sys.exit(2)
 
 
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=AS_IS + "Begin with: shardyard simulate --model llama-3.1-8b --cluster dgx-h100\n"
+    "Or look:    shardyard explore --model llama-3.1-8b --cluster dgx-h100",
+)
 @click.version_option(VERSION, prog_name="shardyard")
 def main() -> None:
     """Simulate distributed training: step time, memory and communication of any plan on any cluster."""

@@ -227,9 +227,10 @@ def _references(cases: Sequence[Case]) -> dict[str, float]:
 
 
 def _varied(cases: Sequence[Case]) -> set[str]:
-    """Fields that are not the same in all cases; all of them where there is only one case."""
+    """Fields that rows name: those that cases change, but a batch that is the same in all goes with its row."""
     names = {name for case in cases for name in case.changes} - set(HIDDEN)
-    return {name for name in names if len({str(case.changes.get(name)) for case in cases}) > 1} or names
+    alike = {name for name in names if len({str(case.changes.get(name)) for case in cases}) == 1}
+    return names - (alike & {"plan.global_batch"} if names - alike else set())
 
 
 def _goes_with(cases: Sequence[Case]) -> bool:
