@@ -99,3 +99,15 @@ def test_flows_over_no_link_are_done_at_once_and_others_share() -> None:
     """Two flows on a link of 6 bytes/s, one of which counts twice there: 2 each, and the link is full (2 + 2 · 2)."""
     rates = fair_rates([6.0, 9.0], {"one": ((0, 1),), "two": ((0, 2), (1, 1)), "none": (), "other": ((1, 1),)})
     assert rates == {"one": 2.0, "two": 2.0, "none": float("inf"), "other": 7.0}
+
+
+def test_a_flow_whose_last_byte_leaves_now_is_not_on_its_links_any_more() -> None:
+    """1 GB at 1 GB/s, and a second of latency: the link is quiet from 1 s on, and not before."""
+    env = Environment()
+    network = Network(env, [1e9])
+    network.start((FlowPart(1e9, ((0, 1.0),)),), 1.0, lambda: None)
+    looked: list[tuple[float, bool]] = []
+    for moment in (0.5, 1.0, 1.5):
+        env.timeout(moment).callbacks.append(lambda _: looked.append((env.now, network.quiet([0]))))
+    env.run()
+    assert looked == [(0.5, False), (1.0, True), (1.5, True)]

@@ -14,7 +14,7 @@ from sim.grid import Grid
 from sim.program import Cohort, Collective, Op, Program
 from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
-from strategies.planner.bounds.symmetric_groups import OfOne, _different, alike, stages_alike
+from strategies.planner.bounds.symmetric_groups import OfOne, _different, _fits, alike, stages_alike
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
@@ -165,6 +165,12 @@ def cluster(name: str, nodes: int, **fields: Any) -> Cluster:
 )
 def test_groups_are_alike_where_nodes_cut_no_axis(wires: Cluster, degrees: dict[str, int], expected: bool) -> None:
     assert alike(wires, Grid.of(**degrees)) == expected
+
+
+@pytest.mark.parametrize(("degrees", "size", "fits"), [({"tp": 3, "dp": 2}, 8, True), ({"tp": 3, "dp": 8}, 8, False)])
+def test_ranks_that_are_all_in_one_block_fit_it_whatever_their_groups(degrees: dict[str, int], size: int, fits: bool) -> None:
+    """Six ranks behind one leaf of eight GPUs, in groups of three; of 24 ranks the third group lies behind two leaves."""
+    assert _fits(Grid.of(**degrees), size) is fits
 
 
 def test_stages_differ_on_an_uneven_tree() -> None:
