@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -252,6 +253,8 @@ def page(report: Report, folder: Path, beside: Sequence[str]) -> str:
 
 def _card(label: str, value: str) -> tuple[str, str, str, str]:
     """Label, value, the rest of a long value below it, definition."""
+    if whole := re.fullmatch(r"(\S+) (of \S+ (\S+))", value):  # 61.8 of 84.9 GB
+        return label, f"{whole[1]} {whole[3]}", whole[2], hint(label)
     short, between, rest = value.partition(" at " if " at " in value else " (")
     return label, short, f"{between.strip(' (')} {rest.rstrip(')')}".strip(), hint(label)
 

@@ -17,7 +17,7 @@ from PIL import Image
 
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import comparison
-from reports.page.page import DATA, Picture, Report, Section, Sheet, write_report
+from reports.page.page import DATA, Picture, Report, Section, Sheet, _card, write_report
 from reports.page.rendering import row
 from sim.analysis.summary import summarise
 from sim.timeline import Timeline
@@ -117,6 +117,19 @@ def test_the_contents_lead_to_every_heading_in_order(large: Path) -> None:
     names = re.findall(r'<li><a href="#([^"]+)">', text)
     assert names == re.findall(r'<(?:h2|details) id="([^"]+)"', text)
     assert len(set(names)) == len(names) > 6
+
+
+@pytest.mark.parametrize(
+    ("value", "number", "below"),
+    [
+        ("61.8 of 84.9 GB", "61.8 GB", "of 84.9 GB"),
+        ("16.4 s (14.8 s–18.1 s)", "16.4 s", "14.8 s–18.1 s"),
+        ("$154 k at $3.90/h", "$154 k", "at $3.90/h"),
+        ("450 k", "450 k", ""),
+    ],
+)
+def test_a_card_has_its_number_and_the_rest_below(value: str, number: str, below: str) -> None:
+    assert _card("step", value)[1:3] == (number, below)
 
 
 def test_rows_of_cards_are_filled(large: Path) -> None:
