@@ -20,6 +20,7 @@ from topologies.documents.extras import ExtraMissingError
     [
         ("simulate --nodes x", "--nodes: 'x' is not a valid integer"),
         ("plan --headroom 2", "--headroom: 2.0 is not in the range 0<=x<1"),
+        ("whatif --vary plan.tpp=1,2", "--vary plan.tpp=1,2: unknown field 'plan.tpp'; did you mean 'plan.tp'?"),
         ("export --to foo", "--to: 'foo' is not one of 'accelerate', 'deepspeed', 'megatron', 'torchtitan'"),
         ("simulate --nodse 3", "no option --nodse; did you mean '--nodes'?"),
         ("simulate --bogus", "no option --bogus (`shardyard simulate --help` lists all)"),

@@ -135,7 +135,8 @@ def known_field(field: str, where: str) -> None:
     if root == "plan" and sets_with([name]):
         raise UserError(f"{where}: {field} is an option of the framework: name values of plan.framework, such as {{{name}: …}}")
     if root == "plan" and name not in Plan.model_fields:
-        raise UserError(f"{where}: unknown field '{field}'{nearest(rest, Plan.model_fields)}")
+        hint = nearest(rest, Plan.model_fields).replace("mean '", "mean 'plan.")  # to be pasted as it is
+        raise UserError(f"{where}: unknown field '{field}'{hint}")
 
 
 def _axis(name: str, values: Any, where: str) -> Axis:
