@@ -34,7 +34,8 @@ class Held(NamedTuple):
 class Clipping:
     """Of one optimizer; `norm`: of the last step's gradients before they were clipped, `scale`: of the next step's loss."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, device: torch.device | str = "cpu") -> None:
+        self.device = device  # where ranks meet that hold no gradients, too
         self.clips, self.scaled = plan.clip_gradients, plan.precision == "fp16"
         self.scale = SCALE if self.scaled else 1.0
         self.norm: float | None = None
@@ -54,7 +55,7 @@ class Clipping:
         tensors, self.factor, self.clipped = [part.gradient for part in every], 1.0 / self.scale, 1.0
         if self.scaled:
             torch._foreach_mul_(tensors, self.factor)
-        self.norm = _norm(every, slots, slot) if given is None else given
+        self.norm = _norm(every, slots, slot, self.device) if given is None else given
         if self.scaled and not math.isfinite(self.norm):
             self.scale, self._good = self.scale / GROWTH, 0
             return False
@@ -68,12 +69,12 @@ class Clipping:
         return True
 
 
-def _norm(every: list[Held], slots: int, slot: int) -> float:
+def _norm(every: list[Held], slots: int, slot: int, device: torch.device | str) -> float:
     if not every and not slots:
         return 0.0
     tensors = [part.gradient for part in every]
     dtype = torch.float64 if tensors and tensors[0].dtype == torch.float64 else torch.float32
-    norms = torch._foreach_norm(tensors, 2, dtype) if tensors else [torch.zeros(1)]
+    norms = torch._foreach_norm(tensors, 2, dtype) if tensors else [torch.zeros(1, device=device)]
     squares = torch.stack(list(norms)).double().square()
     if slots:
         squares /= squares.new_tensor([part.copies for part in every] or [1.0])

@@ -20,7 +20,9 @@ from calibration.launch.place import PATIENCE
 
 
 def new_group(ranks: Sequence[int], alone: bool = False) -> Any:
-    """A process group. All ranks make it, or with `alone` its own only."""
+    """A process group. All ranks make it, or with `alone` its own only; then every rank must be making one, its own or another:
+    NCCL splits the communicator of all ranks, which each of them must take part in (ncclCommSplit).
+    """
     return dist.new_group(list(ranks), timeout=_patience(), use_local_synchronization=alone)
 
 

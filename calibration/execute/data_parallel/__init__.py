@@ -50,7 +50,7 @@ class Hook:
         for chunk in chunks:  # later DDP hides those that tp ranks cut from the module
             chunk.held = dict(chunk.net.named_parameters())
         self.optimizer = self.make_optimizer()
-        self.clipping = Clipping(setup.plan)
+        self.clipping = Clipping(setup.plan, setup.device)
 
     def prepare(self, chunk: Chunk) -> None:
         """Give weights the plan's type, memory and values."""

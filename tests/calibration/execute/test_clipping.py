@@ -65,3 +65,17 @@ def test_a_part_of_a_parameter_begins_as_in_the_whole(monkeypatch: pytest.Monkey
     assert len(whole.unique()) == 30 * 16  # blocks differ
     assert initial.values("layers.3.attention_norm.weight", (16,), (0,), (16,)).tolist() == [1.0] * 16
     assert initial.values("head.norm.bias", (16,), (0,), (16,)).tolist() == [0.0] * 16
+
+
+def test_a_rank_without_gradients_meets_the_others_where_their_backend_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NCCL has no sum of what lies in the host's memory."""
+    devices = []
+
+    def all_reduce(tensor: torch.Tensor) -> None:
+        devices.append(tensor.device.type)
+        raise InterruptedError
+
+    monkeypatch.setattr(torch.distributed, "all_reduce", all_reduce)
+    with pytest.raises(InterruptedError):
+        Clipping(Plan(precision="fp32"), torch.device("meta"))([], slots=1)
+    assert devices == ["meta"]

@@ -58,3 +58,5 @@ def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list
     from calibration.measure.collectives import layouts
 
     assert layouts(hosts) == groups
+    for siblings in groups:  # NCCL makes them by splitting the communicator of all, in which each rank must take part
+        assert sorted(rank for ranks in siblings for rank in ranks) == list(range(len(hosts)))
