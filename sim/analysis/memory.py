@@ -22,7 +22,8 @@ class Ledger:
 
     times: NDArray[np.float64]
     held: NDArray[np.float64]
-    during: list[Op | None]  # the op that caused each change; None: resident
+    ops: list[Op]  # of the lane's cohort
+    during: NDArray[np.int64]  # (t,) number of the op that caused each change; −1: resident
     updating: NDArray[np.float64]  # (t,) bytes of `held` that an update has allocated
     cached: NDArray[np.float64]  # (t,) bytes besides `held` in unused blocks
 
@@ -52,8 +53,8 @@ class Ledger:
     def when(self) -> tuple[float, str]:
         """Time of the peak and the op that caused it."""
         moment = int(self._all.argmax())
-        op = self.during[moment]
-        return float(self.times[moment]), "resident" if op is None else op_label(op)
+        op = int(self.during[moment])
+        return float(self.times[moment]), "resident" if op < 0 else op_label(self.ops[op])
 
 
 def ledger(timeline: Timeline, lane: int) -> Ledger:
@@ -84,8 +85,8 @@ def ledger(timeline: Timeline, lane: int) -> Ledger:
     change = np.zeros((len(order), len(_KINDS)))
     change[np.arange(len(order)), kind] = size
     held = change.cumsum(axis=0)
-    during = [cohort.ops[number] if number >= 0 else None for number in op[order].tolist()]
-    return Ledger(time[order], held[:, :-1], during, (change.sum(axis=1) * updating).cumsum(), held[:, -1])
+    updated = (change.sum(axis=1) * updating).cumsum()
+    return Ledger(time[order], held[:, :-1], cohort.ops, op[order], updated, held[:, -1])
 
 
 def tensor_capacity(timeline: Timeline) -> float:

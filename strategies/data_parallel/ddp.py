@@ -32,8 +32,10 @@ class DDP(Hook):
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """The first one of a step waits for rank 0's buffers."""
+        if microbatch or stage.plan.copies == 1 or not stage.plan.kernel_set.broadcast_buffers:
+            return super().forward(stage, microbatch, after)
         sizes = stage.module_buffers
-        if microbatch or not sizes or stage.plan.copies == 1 or not stage.plan.kernel_set.broadcast_buffers:
+        if not sizes:
             return super().forward(stage, microbatch, after)
         sent, copied = after, list[float]()
         for width in sorted({width for width, _ in sizes}, reverse=True):
