@@ -74,6 +74,7 @@ class Collective:
     counts: of an all_to_allv, what member i of the group has for member j, in equal units; `bytes` is the largest row.
     pieces: tensors of a list that the host makes for each time, one per rank, and the GPU copies to or from the buffer of NCCL
     (torch.distributed.all_gather, reduce_scatter); 0 where they take one buffer (all_gather_into_tensor).
+    sms: multiprocessors that its kernels keep from compute beside it; None: those of NCCL, as the profile's slowdown has it.
     """
 
     operation: str
@@ -87,6 +88,7 @@ class Collective:
     counts: tuple[tuple[int, ...], ...] = ()
     along: tuple[str, ...] = ()
     pieces: int = 0
+    sms: int | None = None
 
     @property
     def axes(self) -> tuple[str, ...]:

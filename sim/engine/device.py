@@ -49,7 +49,8 @@ class Device:
         self.env, self.slowdown, self.host = env, slowdown, host or Host()
         self.streams: dict[str, Stream] = {}
         self.scheduled: list[float] = []  # when each event so far was scheduled
-        self._working: list[float] = []  # of each collective that runs now, the part of its time in which it slows compute
+        # of each collective that runs now, the part of its time in which it slows compute; above 1: more than others do
+        self._working: list[float] = []
         # the block that runs: the event of its end, seconds left at `since` were it not slowed, whether it is slowed
         self._task: Compute | None = None
         self._event: Event | None = None
@@ -74,13 +75,17 @@ class Device:
     def compute(self, task: Compute) -> None:
         """Start a block."""
         self._task, self._since, self._left = task, self.env.now, self.duration(task)
-        self._slow = min(1.0, sum(self._working)) if self._working else 0.0
+        self._slow = self._slowed_now()
         self._expect(self._left)
 
     def stop(self) -> None:
         """Let the block that runs go, which does not end."""
         cancel(self._event)
         self._task = self._event = None
+
+    def _slowed_now(self) -> float:
+        """How much of `slowdown` the collectives that run make: as much as the one that slows most, or one that always works."""
+        return min(max(1.0, *self._working), sum(self._working)) if self._working else 0.0
 
     @property
     def beside_collectives(self) -> bool:
@@ -127,7 +132,7 @@ class Device:
         self._adapt()
 
     def _adapt(self) -> None:
-        slow = min(1.0, sum(self._working))
+        slow = self._slowed_now()
         if self._event is None or slow == self._slow:
             return
         self._advance()

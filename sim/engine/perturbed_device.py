@@ -74,7 +74,7 @@ class PerturbedDevice(Device):
         self._left *= self.duration(task) / before if before else 1.0
         cancel(self._event)
         if not self._standing:
-            self._slow = min(1.0, sum(self._working))
+            self._slow = self._slowed_now()
             self._expect(self._left if self._slow else on_grid(self._left))
 
     def _adapt(self) -> None:

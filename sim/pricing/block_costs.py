@@ -13,8 +13,9 @@ waits for the host, and with a GPU that always does. (Where kernels are slowed d
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import inf
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sim.clock import on_grid
@@ -38,11 +39,18 @@ class BlockCost(NamedTuple):
     kernels: float
 
 
-def fused(works: Sequence[tuple[Item, float]], launch: float, slowdown: float, wrapping: Sequence[float] = ()) -> BlockCost:
+def fused(
+    works: Sequence[tuple[Item, float]],
+    launch: float,
+    slowdown: float,
+    wrapping: Sequence[float] = (),
+    slowing: Mapping[Collective, float] = MappingProxyType({}),
+) -> BlockCost:
     """Items with the seconds that each takes by itself. launch: seconds of the host for each; slowdown: of kernels beside
-    collectives, as a factor; wrapping: more seconds of the host for each item.
+    collectives, as a factor; wrapping: more seconds of the host for each item; slowing: the factor of collectives that have
+    their own.
     """
-    ready, late = _Player(0.0, -inf, launch, slowdown), _Player(-inf, 0.0, launch, slowdown)
+    ready, late = (_Player(*free, launch, slowdown, slowing) for free in ((0.0, -inf), (-inf, 0.0)))
     for (item, seconds), more in zip(works, wrapping or (0.0,) * len(works), strict=True):
         ready.play(item, seconds, more)
         late.play(item, seconds, more)
@@ -70,10 +78,11 @@ def _then(first: tuple[float, float, float], second: tuple[float, float, float])
 class _Player:
     """A sequence being played: when the GPU's compute stream, the stream beside it and the host are free."""
 
-    def __init__(self, gpu: float, host: float, launch: float, slowdown: float) -> None:
+    def __init__(self, gpu: float, host: float, launch: float, slowdown: float, slowing: Mapping[Collective, float]) -> None:
         self.gpu, self.host = gpu, host
         self.beside: dict[str, float] = {}  # when each stream beside is free
-        self.launch, self.slowdown = launch, slowdown
+        self.launch, self.usual, self.slowing = launch, slowdown, slowing
+        self.slowdown = slowdown  # by the collective that ends last
         self.ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
         self.parts: CostParts = {}
         self.kernels = 0.0
@@ -85,7 +94,10 @@ class _Player:
             return
         self.host += self.launch + more
         if isinstance(item, Start):
-            end = self.beside[item.stream] = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
+            end = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
+            if end > max(self.beside.values(), default=-inf):
+                self.slowdown = self.slowing.get(item.collective, self.usual)
+            self.beside[item.stream] = end
             self.ends.setdefault(item.collective, deque()).append(end)
             return
         if isinstance(item, Collective):

@@ -116,7 +116,9 @@ class OpCosts(CollectiveCosts):
             each = profile.launch * self.program.turns if profile.synchronous else ahead
             works = [(item, self._seconds(item, where, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
             return fused(works, 0.0, profile.slowdown)
-        return fused([(item, self._seconds(item, where, factor)) for item in items], ahead, profile.slowdown, wrapping)
+        started = (item.collective for item in items if isinstance(item, Start) and item.collective.sms is not None)
+        slowing = {work: prices.slowing(work) or 1.0 for work in started}
+        return fused([(item, self._seconds(item, where, factor)) for item in items], ahead, profile.slowdown, wrapping, slowing)
 
     def _seconds(self, item: Item, where: Where, factor: float, extra: float = 0.0) -> float:
         """Seconds of an item by itself. factor: by which a kernel takes longer; extra: seconds besides."""

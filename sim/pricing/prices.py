@@ -49,7 +49,7 @@ from sim.pricing.transfers.protocols import (
 )
 from sim.pricing.transfers.protocols import Rates as LinkRates
 from sim.pricing.transfers.protocols import rates as link_rates
-from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Kernel
+from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Collective, Kernel, Send
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster_files import gpu_names, load_gpu
 from topologies.documents.units import Bytes, BytesPerSecond, Seconds
@@ -190,6 +190,14 @@ class Prices:
         self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # by sim.pricing.op_costs, with notes
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
         self.scaled: dict[Hashable, Prices] = {}  # by strategies.planner.sensitivity: with one of them multiplied
+
+    def slowing(self, work: Collective | Send) -> float | None:
+        """The factor by which kernels take longer beside a collective that keeps multiprocessors from them, as their share of the
+        GPU is smaller; None: `profile.slowdown`. Kernels that memory bounds lose less.
+        """
+        if isinstance(work, Send) or work.sms is None:
+            return None
+        return self._sms / max(1, self._sms - work.sms)
 
     @property
     def members(self) -> tuple[Prices, ...]:

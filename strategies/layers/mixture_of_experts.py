@@ -27,7 +27,7 @@ first piece takes is left out.
 
 With `token_dispatcher` deepep or hybridep (github.com/deepseek-ai/DeepEP) a token goes once to each rank that has any of its
 experts, which copies it there, and comes back as one sum: of `chosen` random experts on ep ranks that is fewer than `chosen`
-ranks. The multiprocessors of its kernels are not taken from compute beside it.
+ranks. Its kernels keep `dispatcher_sms` multiprocessors from compute beside them (in schedules of pairs).
 
 With `fp8.dispatch` tokens on their way to experts, forward, and gradients of their results on theirs, backward, are cast to fp8
 before they are sent; what comes back has 16 bits (the same, section 3.3.2).
@@ -47,7 +47,7 @@ from strategies.layers.tensor_overlap import Items, pipelined
 from strategies.models.parts import Experts
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
-from strategies.plan.routing import busiest_rank, distinct
+from strategies.plan.routing import DISPATCHER_SMS, busiest_rank, distinct
 
 INPUT = "mlp input"
 PLACES = 3 * 8  # bytes a copy: its expert, its token and its place, as PyTorch's indices, kept for gradients
@@ -100,8 +100,10 @@ class Rows:
         self.sent = rank.local_tokens * moe.chosen * self.load
         self.held = math.ceil((rank.local_tokens if self.whole_experts else rank.tokens) * moe.chosen * self.load)
         self.once = 1.0  # of the copies that are sent: those to the same rank go as one
+        self.sms: int | None = None  # multiprocessors that the exchange takes
         if plan.token_dispatcher != "alltoall":
             self.once = distinct(moe.experts, plan.ep, moe.chosen) / moe.chosen
+            self.sms = DISPATCHER_SMS[plan.token_dispatcher] if plan.dispatcher_sms is None else plan.dispatcher_sms
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
         self.each = math.ceil(self.held / self.busy)  # copies of one of them
 
@@ -137,12 +139,14 @@ def _swapped(rank: RankShapes, rows: Rows, label: str, width: int) -> Items:
     """
     plan, size = rank.resolved, rows.sent * rows.once * width * rank.model.hidden
     if rows.whole_experts:
-        return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep")),)
-    swap = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
+        return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep"), sms=rows.sms),)
+    inside = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
+    swap: Items = tuple(replace(item, sms=rows.sms) for item in inside if isinstance(item, Collective))
     if not plan.routed_nodes:
         return swap
-    once, across = size / rows.once / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
-    return pipelined(Collective("all_to_all", once, "ep", across, plan.algorithm, width=width, along=(NODES,)), swap)
+    once, named = size / rows.once / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
+    across = Collective("all_to_all", once, "ep", named, plan.algorithm, width=width, along=(NODES,), sms=rows.sms)
+    return pipelined(across, swap)
 
 
 def _dispatch(rank: RankShapes, rows: Rows) -> Operator:

@@ -61,6 +61,14 @@ class Degrees(Config):
         description="what ep ranks exchange: a copy of a token for each of its experts (Megatron-LM's all-to-all dispatcher), or "
         "one for each rank that has any of them (DeepEP, HybridEP: --moe-token-dispatcher-type flex)",
     )
+    dispatcher_sms: int | None = Field(
+        None,
+        ge=0,
+        le=1024,
+        exclude_if=unsaid,
+        description="multiprocessors that deepep's or hybridep's kernels take from compute beside them, by default 20 and 16 "
+        "(Megatron-LM's --moe-flex-dispatcher-num-sms); 0: none, as DeepEP's low-latency kernels with a hook",
+    )
     ep_nodes: Ranks = Field(
         1, description="nodes of the ep ranks: above 1 a token is sent to a node once, and from there to ranks (DeepSeek-V3)"
     )

@@ -12,6 +12,8 @@ import math
 from functools import lru_cache
 
 DRAWS, SEED = 400, 1
+# Multiprocessors that a dispatcher's kernels take: Megatron-LM's moe_deepep_num_sms, moe_hybridep_num_sms.
+DISPATCHER_SMS = {"deepep": 20, "hybridep": 16}
 MOST = 10**9  # copies of tokens that are drawn: more differ by less than a part in ten thousand
 
 

@@ -196,13 +196,13 @@ class _State(NamedTuple):
 def _states(rest: Rest, spans: Sequence[Span], begin: float, now: float, slowdown: float) -> list[_State]:
     """How far the pieces of a segment are at `now` that began at `begin` and, with nothing else on its links, take `spans`."""
     states: list[_State] = []
-    beside = begin  # when the latest collective ends
+    beside, usual = begin, slowdown  # when the latest collective ends
     for piece, (first, end) in zip(rest.segment.pieces, spans, strict=True):
         slowed = 0.0
         if isinstance(piece.cost, BlockCost):
             slowed = slowed_by(piece.seconds, beside - first, slowdown)
-        else:
-            beside = max(beside, end)
+        elif end > beside:
+            beside, slowdown = end, piece.cost.slowing or usual
         if end <= now:
             states.append(_State(slowed, 0.0))
         elif first >= now:

@@ -73,7 +73,7 @@ def _stretched(spans: list[Span], passage: Passage, end: float) -> list[Span]:
 def alone(rest: Rest, begin: float, launch: float, slowdown: float) -> list[Span]:
     """Of each piece of a segment that begins at `begin`, and is launched from `launch` on, with nothing else on its links."""
     spans: list[Span] = []
-    beside = begin  # when the latest collective ends
+    beside, usual = begin, slowdown  # when the latest collective ends
     for piece in rest.segment.pieces:
         start, launched = max((spans[each][1] for each in piece.waits), default=begin), launch + piece.launch
         if isinstance(piece.cost, BlockCost):
@@ -82,7 +82,8 @@ def alone(rest: Rest, begin: float, launch: float, slowdown: float) -> list[Span
         else:
             start = max(start, launched)
             spans.append((start, start + piece.seconds))
-            beside = max(beside, start + piece.seconds)
+            if start + piece.seconds > beside:
+                beside, slowdown = start + piece.seconds, piece.cost.slowing or usual
     return spans
 
 

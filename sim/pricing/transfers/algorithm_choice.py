@@ -308,7 +308,10 @@ class AlgorithmChoice:
             parts.append(FlowPart(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]])))
             alone += on_grid(transfer * repeat) if full else 0.0
         volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
-        return TransferCost(played or traffic, tuple(parts), latency, volume, alone, isinstance(work, Send), protocol, working)
+        is_send, slowing = isinstance(work, Send), rates.prices.slowing(work)
+        if slowing is not None and (usual := rates.prices.profile.slowdown) > 1:
+            working = (slowing - 1) / (usual - 1)
+        return TransferCost(played or traffic, tuple(parts), latency, volume, alone, is_send, protocol, working, slowing=slowing)
 
     def _summing(self, work: Collective | Send, operation: str, traffic: Traffic) -> float:
         """Seconds in which a rank adds up numbers of 16 bits, beyond those of as many bytes of fp32, which tables are of."""

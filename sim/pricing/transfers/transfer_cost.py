@@ -23,6 +23,7 @@ class TransferCost:
     protocol: str  # as NCCL names it
     working: float = 1.0  # part of its time in which it slows compute beside it; in the rest it waits for other ranks
     lanes: int = 1  # lanes of its cohort that take part
+    slowing: float | None = None  # the factor by which it slows compute beside it; None: the profile's
 
     @property
     def links(self) -> set[int]:
@@ -34,4 +35,4 @@ def cost_key(work: Collective | Send) -> Hashable:
     """The fields of `work` that its price depends on, besides its groups."""
     if isinstance(work, Send):
         return "send", work.bytes
-    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces, work.width == 2
+    return work.operation, work.bytes, work.repeat, work.algorithm, work.pieces, work.width == 2, work.sms

@@ -150,8 +150,11 @@ def _read_experts(flags: Keys) -> dict[str, Any]:
     )
     backend = flags.choice("moe-flex-dispatcher-backend", {"deepep": "deepep", "hybridep": "hybridep"}, "deepep")
     flags.flag("moe-enable-deepep", False)  # which `flex` has by default
+    own = [flags.optional(name) for name in ("moe-flex-dispatcher-num-sms", f"moe-{backend}-num-sms")]
     if dispatcher == "flex":
         fields["token_dispatcher"] = backend
+        if (sms := next((each for each in own if each is not None), None)) is not None:
+            fields["dispatcher_sms"] = sms
     if flags.flag("moe-pad-expert-input-to-capacity", False):
         fields["pad_to_capacity"] = True
     return fields

@@ -24,10 +24,14 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
             yield f"imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
         if plan.token_dispatcher != "alltoall":
             yield f"token_dispatcher={plan.token_dispatcher} needs ep > 1: with ep=1 nothing is exchanged"
+        if plan.dispatcher_sms is not None:
+            yield f"dispatcher_sms={plan.dispatcher_sms} needs ep > 1: with ep=1 nothing is exchanged"
         if plan.expert_spread is not None:
             yield f"expert_spread={plan.expert_spread:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
     else:
         yield from _spread(moe, plan, dp)
+        if plan.dispatcher_sms is not None and plan.token_dispatcher == "alltoall":
+            yield f"dispatcher_sms={plan.dispatcher_sms} needs token_dispatcher=deepep or hybridep"
     if plan.expert_spread is not None and plan.imbalance != 1:
         yield f"expert_spread={plan.expert_spread:g} contradicts imbalance={plan.imbalance:g}: both say how busy a rank is"
     if moe:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -20,6 +21,7 @@ from tests.random_jobs import played
 from tests.sim.conftest import block, kernel, program
 
 GATHER = Collective("all_gather", 4e9, "tp", "gather", "ring")  # 2 s on a link of 1 GB/s
+FREE = replace(GATHER, sms=0)  # slows no kernel beside it
 
 
 @pytest.fixture
@@ -108,7 +110,13 @@ def test_a_block_says_what_ran_inside_and_when(play) -> None:
 @pytest.mark.parametrize("after", [0.5, 1.0, 2.5, 3.75, 7.25])
 @pytest.mark.parametrize("slowdown", [1.0, 2.0])
 @pytest.mark.parametrize(
-    "items", [(kernel(1.0), GATHER), (Start(GATHER), kernel(3.0), Join(GATHER), kernel(1.0)), (kernel(2.0), GATHER, GATHER)]
+    "items",
+    [
+        (kernel(1.0), GATHER),
+        (Start(GATHER), kernel(3.0), Join(GATHER), kernel(1.0)),
+        (Start(FREE), kernel(3.0), Join(FREE), kernel(1.0)),
+        (kernel(2.0), GATHER, GATHER),
+    ],
 )
 def test_what_ran_inside_is_what_a_block_that_is_cut_runs(play, items, slowdown, after) -> None:
     whole, cut = (play(*items, seconds=1.0, after=after, times=4, cut=cut, slowdown=slowdown) for cut in (False, True))

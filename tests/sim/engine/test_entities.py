@@ -102,6 +102,18 @@ def test_compute_slows_down_while_a_collective_works() -> None:
     assert [compute.stretch for compute in computes] == [1.5, 0.0]
 
 
+def test_the_collective_that_slows_most_says_how_much() -> None:
+    """One slows by 1.5 times as much as others, which add nothing to it: 3 s let 3 / 2.5 s of kernels pass."""
+    env = Environment()
+    network, device = Network(env, [1e9, 1e9]), Device(env, slowdown=2.0)
+    compute = Compute(env, device, kernels(4.0))
+    gathers = [
+        CollectiveTransfer(env, network, [FlowPart(3e9, ((link, 1.0),))], 0.0, device, working, None)
+        for link, working in enumerate((1.5, 0.5))
+    ]
+    assert ends(env, compute, *gathers) == pytest.approx([3.0 + 4.0 - 3 / 2.5, 3.0, 3.0])
+
+
 def test_a_collective_starts_when_the_last_of_its_ranks_has_come() -> None:
     env = Environment()
     network = Network(env, [1e9])

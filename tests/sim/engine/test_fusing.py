@@ -65,10 +65,20 @@ def test_the_host_launches_one_after_the_other() -> None:
     assert (done.busy, done.critical, done.host) == (2.0, 3.0, 2.0)
 
 
+def test_a_collective_may_slow_kernels_by_a_factor_of_its_own() -> None:
+    """1.25 in place of 2: 2 s of it do 1.6 s of the kernel's 4 s; then one of NCCL's slows by 2 again."""
+    other = Collective("all_to_all", 8e9, "ep", "exchange", "ring", sms=20)
+    items = (Start(other), kernel(1), Join(other), Start(RING), kernel(1), Join(RING))
+    works = [(item, {Start: 2.0, Kernel: 4.0}.get(type(item), 0.0)) for item in items]
+    assert fused(works, 0.0, 2.0, slowing={other: 1.25}).parts["slowdown", "kernel"] == pytest.approx(0.4 + 1.0)
+    assert fused(works, 0.0, 2.0, slowing={other: 1.0}).parts["slowdown", "kernel"] == 1.0
+
+
 @pytest.mark.parametrize("slowdown", [1.0, 1.2])
 @pytest.mark.parametrize("launch", ["0 s", "10 ms"])
-def test_fused_is_what_playing_item_by_item_gives(toy_job, toy_prices, slowdown: float, launch: str) -> None:
-    other = Collective("all_gather", 1e9, "tp", "other", "ring")
+@pytest.mark.parametrize("sms", [None, 0])
+def test_fused_is_what_playing_item_by_item_gives(toy_job, toy_prices, slowdown: float, launch: str, sms: int | None) -> None:
+    other = Collective("all_gather", 1e9, "tp", "other", "ring", sms=sms)
     items = (
         kernel(0.5),
         Start(RING),

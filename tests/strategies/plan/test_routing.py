@@ -87,6 +87,27 @@ def test_deepep_sends_a_token_once_to_a_rank() -> None:
         volume(ep=1, token_dispatcher="deepep")
 
 
+def test_multiprocessors_of_exchanges_are_taken_from_kernels_beside_them() -> None:
+    """20 of 132 (DeepEP's and Megatron-LM's default): kernels beside take 132/112 times as long, beside NCCL's 1.1256 times."""
+    given = {"model": "mixtral-8x7b", "cluster": "dgx-h100", "nodes": 2}
+    plan = {"ep": 4, "pp": 4, "schedule": "1f1b-overlapped", "sequence": 4096, "accumulation": 8, "data_parallel": "zero1"}
+
+    def slowed(**more) -> float:
+        summary = summarise(simulate(read_job(**given, plan=plan | {"token_dispatcher": "deepep"} | more)))
+        return summary.breakdown["slowdown"]
+
+    free = slowed(dispatcher_sms=0)  # what other collectives slow down
+    assert slowed(dispatcher_sms=20) == slowed()
+    assert slowed(token_dispatcher="hybridep") == slowed(dispatcher_sms=16)
+    assert slowed(dispatcher_sms=60) > slowed() > slowed(dispatcher_sms=16) > free
+    job = read_job(**given, plan=plan | {"token_dispatcher": "deepep"})
+    exchange = Collective("all_to_all", 1e6, "ep", "dispatch", sms=20)
+    assert simulate(job).op_costs.prices.slowing(exchange) == 132 / 112
+    for ep, rule in ((1, "dispatcher_sms=8 needs ep > 1"), (4, "dispatcher_sms=8 needs token_dispatcher")):
+        with pytest.raises(UserError, match=rule):
+            slowed(dispatcher_sms=8, token_dispatcher="alltoall", ep=ep)
+
+
 @pytest.mark.parametrize(("nodes", "dispatch", "combine"), [(2, 90, 81), (4, 61, 61)])
 def test_exchanges_between_nodes_take_what_deepep_measured(nodes, dispatch, combine) -> None:
     """github.com/deepseek-ai/DeepEP, normal kernels on H100 with ConnectX-7, GB/s of tokens that go to nodes, their own counted:
