@@ -43,6 +43,8 @@ class Place:
     the top (−1 there); nic: the NIC of each member, equal numbers for members that share one. Switch s is
     endpoint n + (number of switches in nodes) + s. switched: members of a node reach each other through a switch.
 
+    meshed: over several nodes, every two members of a node have a link of their own.
+
     turned: of a schedule that is the same when the members of every node take each other's places in turn (`turning`), only the
     transfers of one turn are wanted.
     """
@@ -55,6 +57,7 @@ class Place:
     above: tuple[int, ...] = ()
     nic: tuple[int, ...] = ()
     switched: bool = False
+    meshed: bool = False
     turned: bool = False
 
     @property
@@ -70,6 +73,17 @@ class Place:
         for member, node in enumerate(self.node):
             nodes.setdefault(node, []).append(member)
         return list(nodes.values())
+
+    def crossing(self, members: int) -> Ids:
+        """In which order a ring or chain crosses a node of so many members that it enters at member 0: one after the other, or
+        over links of their own to and fro, 0, 1, −1, 2, −2, …. Of as many paths, each entering at another member, an even
+        number of members uses every link once (Williams 1949, doi:10.1071/CH9490149), an odd number none more than twice.
+
+        RCCL crosses a node of eight MI300X by eight paths that use every link once, too: `rome_model_81` in
+        github.com/ROCm/rccl src/graph/rome_models.cc.
+        """
+        order = np.arange(members)
+        return np.where(order % 2 == 1, (order + 1) // 2, -(order // 2) % max(members, 1)) if self.meshed else order
 
     def even(self) -> Ids | None:
         """Members, shape (nodes, members of a node), nodes in order of first members; None where they have unequally many."""

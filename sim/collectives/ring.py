@@ -5,7 +5,8 @@ Yuan 2009, doi:10.1016/j.jpdc.2008.09.002; nccl-tests doc/PERFORMANCE.md).
 
 Where GPUs are wired to each other without a switch, rings follow their links (`cycles`). Over several nodes there are as many
 rings (channels) as members in the emptiest node, each entering a node at another member, so that every NIC carries its share; a
-node is crossed forwards or backwards in turns, so that a ring leaves a node on the rail by which it enters the next one.
+node is crossed forwards or backwards in turns, so that a ring leaves a node on the rail by which it enters the next one, and
+where members have links of their own in an order that uses them alike (`Place.crossing`).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def orders(place: Place) -> Ids:
     even = place.even()
     if even is not None:
         channels = 1 if place.turned or len(even) == 1 else even.shape[1]
-        rings = np.stack([np.roll(even, -channel, axis=1) for channel in range(channels)])
+        rings = np.stack([np.roll(even, -channel, axis=1) for channel in range(channels)])[:, :, place.crossing(even.shape[1])]
         if len(even) > 1:  # forwards: channel, channel + 1, …, channel − 1; backwards starts where the node before was left
             rings[:, 1::2] = rings[:, 1::2, ::-1]
         return rings.reshape(channels, -1)
@@ -32,14 +33,14 @@ def orders(place: Place) -> Ids:
     smallest = min(len(node) for node in nodes)
     if smallest == 1:
         return np.array([[member for node in nodes for member in node]])
-    return np.array([_uneven(nodes, channel) for channel in range(smallest)])
+    return np.array([_uneven(place, nodes, channel) for channel in range(smallest)])
 
 
-def _uneven(nodes: list[list[int]], channel: int) -> list[int]:
+def _uneven(place: Place, nodes: list[list[int]], channel: int) -> list[int]:
     ring: list[int] = []
     for position, node in enumerate(nodes):
-        turned = node[channel:] + node[:channel]
-        ring += turned if position % 2 == 0 else turned[::-1]
+        crossed = [(node[channel:] + node[:channel])[at] for at in place.crossing(len(node))]
+        ring += crossed if position % 2 == 0 else crossed[::-1]
     return ring
 
 

@@ -24,7 +24,8 @@ def all_reduce(place: Place) -> Schedule:
         nodes = place.per_node()
         return Schedule(2, _up_and_down(np.stack([_uneven(nodes, tree, place.size) for tree in double_tree(len(nodes))])), PIECES)
     channels = even.shape[1] if len(even) > 1 else 1
-    chains = [np.roll(even, -channel, axis=1) for channel in range(1 if place.turned else channels)]
+    order = place.crossing(even.shape[1])
+    chains = [np.roll(even, -channel, axis=1)[:, order] for channel in range(1 if place.turned else channels)]
     return Schedule(2 * channels, trees(chains, place.size), PIECES)
 
 

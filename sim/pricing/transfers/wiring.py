@@ -104,7 +104,8 @@ def _schedule(topology: Topology, grid: Grid, traffic: Traffic, turned: bool = F
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
     along = rings(topology, tuple(first.tolist())) if len(first) <= MEMBERS else ()
-    place = Place(tuple(topology.node_of(first).tolist()), switch, traffic.counts, along, turned=turned)
+    node = tuple(topology.node_of(first).tolist())
+    place = Place(node, switch, traffic.counts, along, meshed=not along and is_meshed(topology, first), turned=turned)
     if aggregation(topology) is not None:
         place = _below_switches(place, topology, grid, traffic, first)
     return algorithms[traffic.algorithm](place)
@@ -140,6 +141,14 @@ def rings(topology: Topology, gpus: tuple[int, ...]) -> tuple[tuple[int, ...], .
     units = np.rint(capacity / capacity[direct].min()).astype(np.int64)
     whole, halves = ring_cycles(units), ring_cycles(2 * units)
     return halves if len(halves) > 2 * len(whole) else whole
+
+
+def is_meshed(topology: Topology, gpus: Ids) -> bool:
+    """Whether every two of these GPUs that share the first one's node have a link of their own."""
+    beside = gpus[topology.node_of(gpus) == topology.node_of(gpus[:1])]
+    size = len(beside)
+    routes = topology.routes(np.repeat(beside, size), np.tile(beside, size))
+    return size > 2 and int(((routes >= 0).sum(axis=1) == 1).sum()) == size * (size - 1) and size < len(gpus)
 
 
 @lru_cache(maxsize=4096)

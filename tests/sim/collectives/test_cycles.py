@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from sim.analysis.collective_sweep import bus_factor, sweep
+from sim.collectives import Place
 from sim.collectives.cycles import ring_cycles
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import profile_for
@@ -79,6 +80,35 @@ def busbw(cluster: str, nodes: int, ranks: int) -> float:
     prices = Prices(profile_for(place.node.gpu.name), place.node.gpu)
     options = sweep(place.topology(), prices, "all_reduce", ranks, [2.0**30], "ring/simple")[0]
     return 2.0**30 / options[0].seconds * bus_factor("all_reduce", ranks)
+
+
+@pytest.mark.parametrize("members", range(2, 17))
+def test_crossings_of_a_mesh_use_its_links_alike(members: int) -> None:
+    """Every link once where the number is even, as RCCL's eight paths through eight MI300X do (`rome_model_81` in
+    github.com/ROCm/rccl src/graph/rome_models.cc); of an odd number none more than twice.
+    """
+    order = Place((0,) * members, meshed=True).crossing(members)
+    paths = (order + np.arange(members)[:, None]) % members
+    links = np.zeros((members, members), int)
+    np.add.at(links, (paths[:, :-1], paths[:, 1:]), 1)
+    assert (np.sort(paths, axis=1) == np.arange(members)).all()
+    assert (np.diag(links) == 0).all()
+    assert links.max() == (1 if members % 2 == 0 else 2)
+    assert links.sum() == members * (members - 1)
+
+
+@pytest.mark.parametrize(("cluster", "nics"), [("mi300x", 8 * 50e9), ("mi355x", 8 * 50e9), ("gaudi3", 8 * 75e9)])
+@pytest.mark.parametrize("nodes", [2, 4])
+def test_rings_between_meshes_use_all_nics(cluster: str, nics: float, nodes: int) -> None:
+    """A pair's link (64 GB/s, 76.5 GB/s, 75 GB/s) holds the ring of one NIC. With all rings over the same seven links they had
+    the bandwidth of one NIC of eight.
+    """
+    assert 0.6 * nics < busbw(cluster, nodes, 8 * nodes) < nics
+
+
+def test_rings_between_unequal_meshes_use_the_nics_of_the_smaller() -> None:
+    """14 MI300X as 8 + 6 have six rings."""
+    assert busbw("mi300x", 2, 14) > 4 * 50e9
 
 
 def test_uneven_nodes_use_all_nics_that_they_can() -> None:

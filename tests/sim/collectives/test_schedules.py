@@ -21,6 +21,7 @@ PLACES = (
     + EVEN
     + [Place((0, 0, 0, 1, 1)), Place((0, 1, 0, 1))]
 )
+PLACES += [Place(place.node, meshed=True) for place in (*EVEN, Place((0, 0, 0, 0, 1, 1, 1)), Place((0, 1, 0, 0, 1, 1, 1)))]
 PLACES += [Place(place.node, place.node) for place in PLACES if place.size > 1]  # with a switch that adds in every node
 
 

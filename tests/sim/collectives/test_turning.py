@@ -22,13 +22,14 @@ def transfers(phase: Phase, place: Place, turn: int) -> Counter[tuple[int, int, 
     return Counter(zip(ends[phase.source].tolist(), ends[phase.destination].tolist(), phase.amounts.tolist(), strict=True))
 
 
+@pytest.mark.parametrize("meshed", [False, True])
 @pytest.mark.parametrize("nodes", [2, 3, 6, 8])
 @pytest.mark.parametrize("name", TURNING)
-def test_turns_of_one_turn_are_the_whole(name: str, nodes: int) -> None:
+def test_turns_of_one_turn_are_the_whole(name: str, nodes: int, meshed: bool) -> None:
     """Phase by phase the same transfers; the same chunks, and what each member sends."""
     each = 4
     node = np.repeat(np.arange(nodes), each)
-    place = Place(tuple(node.tolist()), tuple(node.tolist()))
+    place = Place(tuple(node.tolist()), tuple(node.tolist()), meshed=meshed)
     whole, one = algorithms[name](place), algorithms[name](replace(place, turned=True))
     assert (whole.chunks, whole.pieces, len(whole.phases)) == (one.chunks, one.pieces, len(one.phases))
     for phase, part in zip(whole.phases, one.phases, strict=True):
