@@ -30,7 +30,8 @@ class Dragonfly(Fabric):
     global_link: BytesPerSecond = Field(gt=0)  # one global link
 
     def backbone(self, node: Node, nodes: int) -> Backbone:
-        """Minimal routing: to the router with a link to the other group, across, and to the router of the receiver.
+        """Minimal routing, nothing spread over other routers when links are full (as adaptive routing does): to the router with a
+        link to the other group, across, and to the router of the receiver.
 
         Parallel links between two groups are taken in turns, by the numbers of the two nodes and rails.
         """
