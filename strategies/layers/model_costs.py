@@ -77,7 +77,7 @@ class ModelCosts:
 @lru_cache(maxsize=1024)
 def parts(model: Model, plan: Resolved) -> ModelCosts:
     """Work of `model` under `plan`. Raises UserError for layers that are not simulated yet."""
-    _check(model, plan)
+    check(model, plan)
     rank, recompute = RankShapes(model, plan), plan.recompute
     if model.module is not None:
         traced = traced_parts(rank)
@@ -148,7 +148,7 @@ def _operators(model: Model, plan: Resolved, layer: int) -> list[Operator]:
     """The pieces of a layer. Raises UserError for a traced module."""
     if model.module is not None:
         raise UserError(f"model {model.name}: tensors of a traced module have no names")
-    _check(model, plan)
+    check(model, plan)
     trained = trained_parts(plan, model.layers).layers[layer]
     rank = _rank_of_layer(model, plan, layer, trained)
     return trained_layer(rank, _layer(rank, _experts(model, layer)), trained)
@@ -168,7 +168,8 @@ def restored_tensors(model: Model, plan: Resolved, layer: int = 0) -> Tensors:
     return tensors_of(_operators(model, plan, layer), plan.recompute, plan.recomputed_modules)[1]
 
 
-def _check(model: Model, plan: Resolved) -> None:
+def check(model: Model, plan: Resolved) -> None:
+    """Raise UserError for layers that are not simulated under the plan."""
     if model.module is not None:
         return
     refuse(f"model {model.name}", _unknown(model, plan))
@@ -202,13 +203,8 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
 
 def _unknown_recurrence(model: Model, plan: Resolved) -> Iterator[str]:
     """What state-space mixers and delta nets are not written down for."""
-    scan, net = model.state_space, model.delta_net
+    scan = model.state_space
     said = f"{'state-space' if scan else 'delta-net'} layers of {model.name}"
-    shared = [(net.key_heads, "key heads")] if net else []
-    shared += [(scan.heads, "heads"), (scan.groups, "groups")] if scan and not scan.step_rank else []
-    for count, what in shared:
-        if count % plan.tp:
-            yield f"tp={plan.tp} does not divide {count} {what} of the {said}"
     selective = scan is not None and scan.step_rank is not None
     unknown = {
         f"tp={plan.tp}": selective and plan.tp > 1,

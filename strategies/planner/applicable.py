@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from strategies.frameworks.options import Options
 from strategies.job import Job
+from strategies.layers.model_costs import check
 from strategies.plan.computing import Computing
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
@@ -67,7 +68,8 @@ def stated(plan: Plan) -> tuple[str, ...]:
 def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None = None) -> Applied:
     """The job with `changes` of its plan, without fields of its own plan that do not apply to them.
 
-    own: what the job's plan states, where that is known. Raises UserError where the changes themselves break a rule.
+    own: what the job's plan states, where that is known. Raises UserError where the changes themselves break a rule, or are not
+    simulated for layers of the model.
     """
     fields = [field for field in (stated(job.plan) if own is None else own) if field not in changes]
     plan = job.plan.model_copy(update=dict(changes))
@@ -75,7 +77,9 @@ def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None =
     while True:
         asked = replace(job, plan=plan.model_copy(update=dropped) if dropped else plan)
         try:
-            return Applied(asked, asked.resolve(), dropped)
+            resolved = asked.resolve()
+            check(asked.model, resolved)
+            return Applied(asked, resolved, dropped)
         except UserError as error:
             without = next(_without(asked.plan, str(error).removeprefix(job.where), fields), None) if fields else None
             if without is None:

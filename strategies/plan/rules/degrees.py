@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from strategies.models.delta_net import DeltaNet
 from strategies.models.model import Model
 
 if TYPE_CHECKING:
@@ -19,6 +20,7 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         for size in (
             *(((own.heads, "attention heads"), (own.kv_heads, "key-value heads")) if own.has_attention else ()),
             *([(own.ffn, "MLP columns")] if own.feed_forward else []),
+            *_of_recurrence(own, model.name),
         )
     ]
     for count, what in dict.fromkeys(sizes if model.module is None else ()):
@@ -39,6 +41,16 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         yield from _context(model, plan, sequence)
     if model.positions == "learned" and sequence > model.context:
         yield f"sequence={sequence} exceeds the {model.context} learned positions of {model.name}"
+
+
+def _of_recurrence(own: Model, name: str) -> Iterator[tuple[int, str]]:
+    """What tp ranks share of a mixer that keeps a state."""
+    mixer = own.recurrence
+    if isinstance(mixer, DeltaNet):
+        yield mixer.key_heads, f"key heads of the delta-net layers of {name}"
+    elif mixer is not None and not mixer.step_rank:
+        yield mixer.heads, f"heads of the state-space layers of {name}"
+        yield mixer.groups, f"groups of the state-space layers of {name}"
 
 
 def _context(model: Model, plan: Plan, sequence: int) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -146,3 +147,13 @@ def test_commands_without_notes_tell_it_beside_their_answer() -> None:
     for command in (["checkpoint"], ["loop"], ["export", "--to", "megatron"]):
         result = call(command[0], *given, *command[1:])
         assert result.stderr.startswith("plan: auto: ZeRO-3 (FSDP), microbatch 4, the fastest of "), command
+
+
+@pytest.mark.parametrize("sequence", [4096, 65536])
+def test_plans_that_are_not_simulated_for_a_models_layers_are_none_of_the_usual(sequence: int, tmp_path: Path) -> None:
+    """One group of heads, which no tp divides, and states that cp ranks cannot hand on."""
+    sizes = {"hidden_size": 2048, "num_hidden_layers": 8, "num_heads": 64, "head_dim": 64, "n_groups": 1, "vocab_size": 32000}
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({"model_type": "mamba2", "architectures": ["Mamba2ForCausalLM"]} | sizes))
+    result = call("simulate", *options(model=file, cluster="dgx-h100", plan="auto", set=f"plan.sequence={sequence}"), "--json")
+    assert result.exit_code == 0, result.output
