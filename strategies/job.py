@@ -140,6 +140,13 @@ class Job:
         """What was ignored or assumed in the plan and in descriptions of the cluster, the schedule and a framework's settings."""
         return (*self._assumed(), *self.cluster.notes, *self.cluster.remarks, *schedules[self.plan.schedule].notes, *self.remarks)
 
+    def _assumed_of_fp8(self) -> Iterator[str]:
+        """Of NVIDIA's GPUs those have mxfp8 that have fp4 (nvidia.github.io/TransformerEngine/support_matrix.html)."""
+        without = [gpu.name for gpu in _gpus(self.cluster).kinds if "fp4" not in gpu.peak]
+        if self.plan.fp8 and self.plan.fp8.scaling == "mxfp8" and without:
+            having = "NVIDIA's GPUs have its products from Blackwell on, AMD's from CDNA 4 on"
+            yield f"fp8.scaling=mxfp8 on {', '.join(without)} is priced as if it were fp8 with a scale per tensor: {having}"
+
     def _assumed(self) -> Iterator[str]:
         """What the plan does not say, or says without effect."""
         plan, model, sequence = self.plan, self.model, self.plan.sequence_of(self.model)
@@ -155,6 +162,7 @@ class Job:
         if plan.pp > 1 and unsaid and "gradient" in plan.hook.shards:
             said = f"data_parallel={plan.data_parallel} with pp={plan.pp}: gradients are reduced in every microbatch"
             yield f"{said}; plan.gradient_sync=last reduces them once, and keeps whole ones until then"
+        yield from self._assumed_of_fp8()
         if model.state_space is not None:
             made = "by the bytes that they move" if model.state_space.step_rank else "as the products that they are made of"
             yield f"state-space scans are priced {made}: no profile has measured their kernels"

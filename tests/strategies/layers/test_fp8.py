@@ -168,6 +168,13 @@ def test_what_frameworks_have_not_is_refused(cluster: str, plan: dict[str, Any],
         job(cluster, **plan).resolve()
 
 
+@pytest.mark.parametrize(("cluster", "noted"), [("dgx-h100", True), ("mi300x", True), ("hgx-b200", False)])
+def test_mxfp8_without_its_products_is_said(cluster: str, noted: bool) -> None:
+    """Of NVIDIA's from Blackwell on (nvidia.github.io/TransformerEngine/support_matrix.html)."""
+    notes = job(cluster, **{**MEGATRON, "fp8": {"scaling": "mxfp8"}}).notes
+    assert any("fp8.scaling=mxfp8 on" in note for note in notes) == noted
+
+
 def test_mfu_is_of_the_bf16_peak() -> None:
     """As torchtitan counts. Where fp8 is ten times as fast, a step may pass it, and says why."""
     gpu = {"based_on": "h100-sxm", "peak": {"bf16": "200 TFLOP/s", "fp32": "67 TFLOP/s", "fp8": "1979 TFLOP/s"}}
