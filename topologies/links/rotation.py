@@ -42,8 +42,16 @@ class Rotation:
         """Distinct links that stand for orbits, and what each link of them has if the traffic that loads `links` comes once for
         each GPU of a node, turned.
         """
-        first, sums = summed(self._moved(links, 0, first=True), load)
-        return first, sums * (self.turns / self.sizes(first))
+        first, sums = summed(self.standing(links), load)
+        return first, self.times(first, sums)
+
+    def standing(self, links: Ids) -> Ids:
+        """The link that stands for the orbit of each link."""
+        return self._moved(links, 0, first=True)
+
+    def times(self, links: Ids, sums: Values) -> Values:
+        """What each link has whose orbit has `sums` in one turn."""
+        return sums * (self.turns / self.sizes(links))
 
     def sizes(self, links: Ids) -> Ids:
         """Links of the orbit of each link."""

@@ -19,6 +19,7 @@ from sim.pricing.transfers.aggregation import above
 from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
 from sim.pricing.transfers.traffic import Traffic, first_members, members
 from sim.pricing.transfers.translation import copies, is_turned, original, rotation_of
+from topologies.links.rotation import Rotation
 from topologies.links.sums import summed
 from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
@@ -98,6 +99,13 @@ def plan_of(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Schedule,
 def _schedule(topology: Topology, grid: Grid, traffic: Traffic, turned: bool = False) -> Schedule:
     if traffic.algorithm.startswith("copy/"):
         return Schedule(1, (together(np.array([0]), np.array([1]), np.array([0])),))
+    place = _place(topology, grid, traffic._replace(algorithm=""))
+    return algorithms[traffic.algorithm](replace(place, turned=turned))
+
+
+@lru_cache(maxsize=8)
+def _place(topology: Topology, grid: Grid, traffic: Traffic) -> Place:
+    """Where the members of the first group are, whatever their algorithm."""
     first = first_members(grid, traffic)
     switch: tuple[int, ...] = ()
     if is_multicast(topology) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
@@ -105,10 +113,10 @@ def _schedule(topology: Topology, grid: Grid, traffic: Traffic, turned: bool = F
         switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
     along = rings(topology, tuple(first.tolist())) if len(first) <= MEMBERS else ()
     node = tuple(topology.node_of(first).tolist())
-    place = Place(node, switch, traffic.counts, along, meshed=not along and is_meshed(topology, first), turned=turned)
+    place = Place(node, switch, traffic.counts, along, meshed=not along and is_meshed(topology, first))
     if aggregation(topology) is not None:
         place = _below_switches(place, topology, grid, traffic, first)
-    return algorithms[traffic.algorithm](place)
+    return place
 
 
 def _below_switches(place: Place, topology: Topology, grid: Grid, traffic: Traffic, first: Ids) -> Place:
@@ -199,9 +207,7 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     longest, most = arrival[0].copy(), 0
     for phase, times in _merged(plan):
         routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        links, load = _loads(routes, np.tile(phase.amounts, len(groups)))
-        if rotation and (turned or again.turned):
-            links, load = rotation.folded(links, load)
+        links, load = _loads(routes, np.tile(phase.amounts, len(groups)), rotation if turned or again.turned else None)
         links, load = again.load(topology, links, load)
         hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
         changed, rows = after(arrival, longest, phase, times, hops, ends)
@@ -249,13 +255,18 @@ def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
     )
 
 
-def _loads(routes: Ids, carried: Ids) -> tuple[Ids, Floats]:
-    """(links, chunks that cross each): routes, shape (transfers, hops), are padded with −1; carried: chunks of each transfer."""
+def _loads(routes: Ids, carried: Ids, rotation: Rotation | None = None) -> tuple[Ids, Floats]:
+    """(links, chunks that cross each): routes, shape (transfers, hops), are padded with −1; carried: chunks of each transfer;
+    rotation: the links are those that stand for their orbits, which all turns of these transfers cross.
+    """
     real = routes >= 0
+    links = rotation.standing(routes[real]) if rotation else routes[real]
     if len(carried) and (carried == carried[0]).all():
-        links, times = summed(routes[real])
-        return (links, times * float(carried[0])) if carried[0] else (links[:0], times[:0])
-    return summed(routes[real], np.broadcast_to(carried[:, None], routes.shape)[real].astype(float))
+        links, times = summed(links)
+        links, load = (links, times * float(carried[0])) if carried[0] else (links[:0], times[:0])
+    else:
+        links, load = summed(links, np.broadcast_to(carried[:, None], routes.shape)[real].astype(float))
+    return links, rotation.times(links, load) if rotation else load
 
 
 def _stretch(links: Ids, load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from sim.collectives import Phase
 from sim.pricing.transfers.path_latency import after, hops_of, slowest, worst
@@ -64,3 +65,40 @@ def test_the_slowest_of_some_paths_has_most_hops_of_the_outermost_kind() -> None
     assert slowest(np.array([[1.0, 2.0, 0.5]])).tolist() == [1.0, 2.0, 0.5]
     paths = np.array([[9.0, 0.0, 0.5], [2.0, 1.0, 0.1], [3.0, 1.0, 0.2], [3.0, 1.0, 0.1]])
     assert slowest(paths).tolist() == [3.0, 1.0, 0.2]
+
+
+def key(path: list[float]) -> tuple[float, ...]:
+    """What the order of paths is by: hops of the outermost kind, of the next one, and wire."""
+    return (path[1], path[0], path[2])
+
+
+def drawn(random: np.random.Generator, count: int) -> NDArray[np.float64]:
+    return random.integers(0, 3, (count, 3)).astype(float)
+
+
+@pytest.mark.parametrize(("members", "transfers"), [(200, 5), (30, 8), (200, 60), (3, 60)])
+def test_members_that_many_send_to_keep_the_slowest_of_all_paths(members: int, transfers: int) -> None:
+    """Few transfers, up to a handful to a member, and twenty: against the slowest of a list."""
+    random = np.random.default_rng(members + transfers)
+    source, destination = random.integers(0, members, (2, transfers))
+    arrival, hops = drawn(random, members), drawn(random, transfers)
+    phase = Phase(source, destination, np.zeros(transfers, np.int64), lambda _: source)
+    changed, paths = after(arrival, slowest(arrival), phase, 1, hops)
+    assert changed.tolist() == sorted(set(destination.tolist()))
+    for member, path in zip(changed, paths.tolist(), strict=True):
+        comes = [arrival[member], *(arrival[source] + hops)[destination == member]]
+        assert path == max((each.tolist() for each in comes), key=key)
+    assert slowest(paths).tolist() == max(paths.tolist(), key=key)
+
+
+@pytest.mark.parametrize("times", [2, 7, 40, 130])
+def test_a_ring_whose_hops_repeat_takes_what_it_takes_in_any_order(times: int) -> None:
+    """64 members, hops that repeat every 8; transfers listed in the ring's order and in another one, where nothing repeats."""
+    random = np.random.default_rng(times)
+    whole, hops = ring(64, times), np.tile(drawn(random, 8) / 10, (8, 1))
+    mixed = random.permutation(64)
+    other = Phase(whole.source[mixed], whole.destination[mixed], whole.channel, whole.chunk, times)
+    paths = [
+        after(np.zeros((64, 3)), np.zeros(3), *way)[1].tolist() for way in ((whole, times, hops), (other, times, hops[mixed]))
+    ]
+    assert paths[0] == paths[1]
