@@ -7,7 +7,7 @@ not looked at.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar, cast
 
@@ -170,7 +170,9 @@ class Network:
             others = self.links[link].flows
             others.pop(flow, None)
             if others and not whole:  # a flow that was alone to its end has slowed no other
-                neighbours |= dict.fromkeys(other for other in others if other.drain > now)
+                for other in others:
+                    if other.drain > now:
+                        neighbours[other] = None
         if neighbours:
             self._share(list(neighbours))
         flow.part += 1
@@ -192,7 +194,7 @@ class Network:
         if len(flows) == 1:
             rates = {flows[0]: self._full_rate(flows[0].flows)}
         else:
-            capacity = [link.capacity for link in self.links]
+            capacity = {link: self.links[link].capacity for flow in flows for link, _ in flow.flows}
             rates = fair_rates(capacity, {flow: flow.flows for flow in flows})
         for flow in flows:
             rate, full = rates[flow], self._full_rate(flow.flows)
@@ -207,18 +209,18 @@ class Network:
                 self._end_after(flow, flow.drain - now, whole=False)
 
     def _component(self, touched: list[Flow]) -> list[Flow]:
-        component = dict.fromkeys(touched)
+        component, now = dict.fromkeys(touched), self.env.now
         queue = list(component)
         for flow in queue:
             for link, _ in flow.flows:
                 for other in self.links[link].flows:
-                    if other not in component and other.drain > self.env.now:
+                    if other not in component and other.drain > now:
                         component[other] = None
                         queue.append(other)
         return queue
 
 
-def fair_rates(capacity: Sequence[float], flows: dict[F, tuple[tuple[int, float], ...]]) -> dict[F, float]:
+def fair_rates(capacity: Sequence[float] | Mapping[int, float], flows: dict[F, tuple[tuple[int, float], ...]]) -> dict[F, float]:
     """Max-min fair rate of each flow: all rise together until a link is full; the flows on it stop; the rest rise on.
 
     flows[f] = ((link, multiplicity), …): f counts `multiplicity` times on the link.
