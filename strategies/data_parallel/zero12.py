@@ -1,9 +1,10 @@
 """ZeRO-1 and ZeRO-2: optimizer states (and gradients) are sharded over the dp ranks. Rajbhandari et al. 2020, arXiv:1910.02054.
 
 Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
-all-reduce. The gather of parameters ends the step, hidden behind nothing. ZeRO-1 keeps whole gradients and reduces them once per
-step; ZeRO-2 keeps only its shard, so every microbatch reduces (as DeepSpeed and Megatron-LM's FSDP do), or with `gradient_sync:
-last` keeps whole gradients until the last one. With `shard` below dp, the gradient shards of the replicas are then all-reduced.
+all-reduce. DeepSpeed all-reduces gradients instead: 2 Ψ + Ψ. The gather of parameters ends the step, hidden behind nothing.
+ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as
+DeepSpeed and Megatron-LM's FSDP do), or with `gradient_sync: last` keeps whole gradients until the last one. With `shard` below
+dp, the gradient shards of the replicas are then all-reduced.
 """
 
 from __future__ import annotations
@@ -32,12 +33,30 @@ class Zero1(Hook):
         """Buckets are reduce-scattered in the last microbatch only."""
         if stage.alone or not last:
             return stage.whole_backward(microbatch, after, weights_only)
-        return stage.backward_in_buckets(microbatch, after, partial(stage.reduce_bucket, "reduce_scatter"), weights_only)
+        return stage.backward_in_buckets(
+            microbatch, after, partial(stage.reduce_bucket, self._operation(stage.plan)), weights_only
+        )
+
+    @classmethod
+    def _operation(cls, plan: Resolved) -> str:
+        """How a bucket is reduced. DeepSpeed all-reduces it by default (deepspeed/runtime/zero/stage_1_and_2.py,
+        allreduce_and_scatter), and where 16-bit gradients are added to fp32 ones always (runtime/bf16_optimizer.py;
+        runtime/pipe/engine.py, _bf16_reduce_grads).
+        """
+        runtime = plan.runtime
+        wide = runtime.casts_gradients and plan.bytes_per_gradient > plan.bytes_per_element and "gradient" not in cls.shards
+        return "all_reduce" if runtime.all_reduces_gradients or wide else "reduce_scatter"
 
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """Gradients once, parameters after the update."""
-        return Moves(reduced=plan.bytes_per_gradient, last=plan.least_gathered, late=True)
+        return cls._moved(plan, plan.bytes_per_gradient, late=True)
+
+    @classmethod
+    def _moved(cls, plan: Resolved, reduced: float, late: bool) -> Moves:
+        """What moves if so many bytes per parameter are reduced."""
+        gathered = reduced if cls._operation(plan) == "all_reduce" else 0
+        return Moves(gathered=gathered, reduced=reduced, last=plan.least_gathered, late=late)
 
     def resident(self, stage: Stage) -> Memory:
         """What fills the gaps of Megatron-LM's buffers.
@@ -96,7 +115,7 @@ class Zero2(Zero1):
         """Gradients of every microbatch, or of the last."""
         late = plan.syncs_gradients == "last"
         times = 1 if late else plan.microbatches
-        return Moves(reduced=times * plan.bytes_per_gradient, last=plan.least_gathered, late=late)
+        return cls._moved(plan, times * plan.bytes_per_gradient, late)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in every microbatch, or in the last, and their memory given back."""
@@ -118,6 +137,6 @@ class Zero2(Zero1):
             return allocated, allocated  # each is copied to the bucket's buffer as it is made
 
         def reduce(bucket: Bucket, completed: Ref) -> None:
-            stage.reduce_bucket("reduce_scatter", bucket, completed, () if copied else (stage.gradients_of(bucket),))
+            stage.reduce_bucket(self._operation(stage.plan), bucket, completed, () if copied else (stage.gradients_of(bucket),))
 
         return stage.backward_in_buckets(microbatch, after, reduce, weights_only, takes)

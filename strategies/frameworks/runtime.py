@@ -16,6 +16,7 @@ class Runtime:
 
     reduce_bucket_size: int | None = None  # a buffer of its own, into which gradients are copied as they are made
     allgather_bucket_size: int | None = None  # parameters gathered at once after an update
+    all_reduces_gradients: bool = False  # those whose optimizer states are sharded, too: each rank keeps its part of the sum
     zero3: str = "fsdp"  # how sharded parameters are gathered (`strategies.data_parallel.sharded_parameters`)
     looks_ahead: bool = False  # sharded parameters are gathered by a trace of the passes before
     pads_each_parameter: bool = False  # sharded parameters are filled up one by one

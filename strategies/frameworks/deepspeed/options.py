@@ -21,6 +21,11 @@ class DeepSpeed(Config):
 
     reduce_bucket_size: Elements = Field(500_000_000, description="gradients reduced at once; a buffer of so many is held")
     allgather_bucket_size: Elements = Field(500_000_000, description="zero1, zero2: parameters gathered at once")
+    use_multi_rank_bucket_allreduce: bool = Field(
+        True,
+        description="zero1, zero2: ranks all-reduce buckets of gradients, of which each keeps its part; false, as before "
+        "December 2023 (DeepSpeed #4695): each part is reduced to the rank that keeps it",
+    )
     stage3_prefetch_bucket_size: ElementsOrZero = Field(
         50_000_000,
         description="zero3: parts ahead are gathered until they have so many parameters; 0 gathers each when it is needed",

@@ -21,6 +21,7 @@ class DeepSpeedRuntime(Runtime):
     def __init__(self, options: DeepSpeed) -> None:
         self.options = options
         self.reduce_bucket_size, self.allgather_bucket_size = options.reduce_bucket_size, options.allgather_bucket_size
+        self.all_reduces_gradients = options.use_multi_rank_bucket_allreduce
         self.pads_each_parameter = options.coalesced
         self.partitions_checkpoints, self.checkpoints_on_cpu = options.partition_activations, options.cpu_checkpointing
 

@@ -44,6 +44,7 @@ _SCRIPT = (
     "sync_norm",
 )  # the file has batch, ZeRO and types; what else there is, the model's code does
 _BUCKETS = ("reduce_bucket_size", "allgather_bucket_size")
+_TOGETHER = "use_multi_rank_bucket_allreduce"
 _ZERO3 = (
     "reduce_bucket_size",
     "stage3_prefetch_bucket_size",
@@ -158,6 +159,9 @@ def read_zero(zero: Keys) -> dict[str, Any]:
     limits: dict[str, Any] = {name: _elements(zero, name) for name in names if zero.value(name) is not None}
     if hook == "zero3":
         limits |= {name: True for name in _QUANTISED if zero.flag(name, False)}
+    else:  # without reduce_scatter buckets are all-reduced, whatever else is said (stage_1_and_2.py, average_tensor)
+        parts, together = zero.flag("reduce_scatter", True), zero.flag(_TOGETHER, True)
+        limits |= {_TOGETHER: False} if parts and not together else {}
     plan["deepspeed"] = limits
     offload = {"optimizer": zero.section("offload_optimizer").choice("device", PLACES)}
     if hook == "zero3":

@@ -121,11 +121,31 @@ def test_buckets_in_elements(played) -> None:
     """Gradients of 60,000 elements at a time, whatever their bytes; with overlap there are two buffers."""
     for gradients, width in (("same", 2), ("fp32", 4)):
         timeline = played("zero1", {"reduce_bucket_size": 60_000, "allgather_bucket_size": 10**9}, gradients=gradients)
-        sizes = {op.work.bytes for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "reduce_scatter"}
+        sizes = {op.work.bytes for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "all_reduce"}
         assert max(sizes) <= 60_000 * width
         gathers = [op.work for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "all_gather"]
         assert [work.repeat for work in gathers] == [1]
         assert dict(timeline.program.cohorts[0].resident)["buffer"] == 2 * 60_000 * width
+
+
+@pytest.mark.parametrize(
+    ("hook", "options", "fields", "volume"),
+    [
+        ("zero1", {}, {}, 2 + 1),
+        ("zero2", {}, {}, 2 + 1),
+        ("zero1", {"use_multi_rank_bucket_allreduce": False}, {}, 1 + 1),
+        ("zero2", {"use_multi_rank_bucket_allreduce": False}, {}, 1 + 1),
+        ("zero1", {"use_multi_rank_bucket_allreduce": False}, {"gradients": "fp32"}, 2 + 1),  # BF16_Optimizer
+        ("zero2", {"use_multi_rank_bucket_allreduce": False}, {"gradients": "fp32"}, 1 + 1),
+    ],
+)
+def test_gradients_are_all_reduced_by_default(played, toy_job, hook, options, fields, volume) -> None:
+    """DeepSpeed 0.19.8 on two ranks of gloo, ZeRO-1 and 2 of a model of 16,640 parameters: an all-reduce of all gradients and an
+    all-gather, 1.5 Ψ sent by a rank (deepspeed/runtime/zero/stage_1_and_2.py, allreduce_and_scatter).
+    """
+    parameters = toy_job(2, 1, {"tied": False}).model.parameters
+    sent = summarise(played(hook, options, 2, 1, **fields)).volume["dp"].elements
+    assert sent == pytest.approx(volume / 2 * parameters, rel=1e-3)
 
 
 def test_zero3_reduces_full_buckets(played) -> None:

@@ -68,6 +68,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "expert_tp": st.just(1),
     "imbalance": st.just(1.5),
     "token_dispatcher": st.sampled_from(["deepep", "hybridep"]),
+    "dispatcher_sms": st.sampled_from([0, 32]),
     "expert_spread": st.sampled_from([0.0, 0.3]),
     "capacity_factor": st.just(1.25),
     "pad_to_capacity": st.just(True),
@@ -130,6 +131,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "deepspeed": st.fixed_dictionaries(
         {"reduce_bucket_size": st.sampled_from([5_000, 50_000, 10**9])},
         optional={
+            "use_multi_rank_bucket_allreduce": st.booleans(),
             "stage3_prefetch_bucket_size": st.sampled_from([0, 10_000]),
             "stage3_max_live_parameters": st.just(10_000),
             "stage3_param_persistence_threshold": st.sampled_from([0, 100_000]),
@@ -193,6 +195,7 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         "ep_nodes": "routed_nodes" not in plan,
         "routed_nodes": "ep_nodes" not in plan,
         "pad_to_capacity": "capacity_factor" not in plan,
+        "dispatcher_sms": "token_dispatcher" not in plan or plan["ep"] == 1,
         "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
         "gradient_sync": hook not in ("zero2", "zero3") or {"deepspeed", "offload"} & plan.keys(),
     }

@@ -41,7 +41,7 @@ TABLE = """
  891  868  947 1000 | 1000 1000 | 4×2 zero1 accumulation: 2, offload: {optimizer: cpu, tile: 1000}
  227  227  745 1000 |  972  972 | 4×2 zero3 accumulation: 2, offload: {optimizer: nvme, parameters: nvme, tile: 5000}
  602  602  853 1000 |  728 1000 | 4×2 zero3 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
- 714  625  886 1000 |  928 1000 | 4×2 zero2 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
+ 490  429  896 1000 |  928 1000 | 4×2 zero2 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
  845  845  845 1000 |  676 1000 | 4×2 ddp_powersgd accumulation: 1, kernels: torch
  449  449  797 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
  272  272  811 1000 |  709 1000 | 4×2 zero_redundancy_optimizer kernels: torch
