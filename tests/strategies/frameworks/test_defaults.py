@@ -139,6 +139,7 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
         for name in DeepSpeed.model_fields
         if name.endswith(("_size", "_threshold", "_parameters", "_distance")) and not name.startswith("zero_")
     },
+    ("DeepSpeed", "use_multi_rank_bucket_allreduce"): lambda: yes(LIMITS.use_multi_rank_bucket_allreduce),
     ("DeepSpeed", "zero_hpz_partition_size"): lambda: str(LIMITS.zero_hpz_partition_size),
     ("DeepSpeed", "zero_quantized_weights"): lambda: yes(LIMITS.zero_quantized_weights),
     ("DeepSpeed", "zero_quantized_gradients"): lambda: yes(LIMITS.zero_quantized_gradients),

@@ -47,6 +47,27 @@ def test_deepspeed() -> None:
     assert ignored in job.remarks[0]
 
 
+@pytest.mark.parametrize(
+    ("said", "together"),
+    [
+        ({}, True),
+        ({"use_multi_rank_bucket_allreduce": False}, False),
+        ({"use_multi_rank_bucket_allreduce": False, "reduce_scatter": False}, True),
+        ({"reduce_scatter": True}, True),
+    ],
+)
+def test_deepspeed_reduces_to_owners_where_both_of_its_flags_say_so(
+    tmp_path: Path, said: dict[str, bool], together: bool
+) -> None:
+    """deepspeed/runtime/zero/stage_1_and_2.py, average_tensor."""
+    file = tmp_path / "ds_config.json"
+    zero = {"stage": 2, **said}
+    file.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "bf16": {"enabled": True}}))
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 4096}, from_deepspeed=file)
+    assert job.plan.deepspeed.use_multi_rank_bucket_allreduce == together
+    assert not any("reduce_scatter" in note or "use_multi" in note for note in job.notes)
+
+
 def test_deepspeed_parts_no_activations_on_one_tensor_rank(tmp_path: Path) -> None:
     """partition_activations stands in many files that have no tensor parallelism, where parts of one rank are the whole."""
     file = tmp_path / "ds_config.json"
