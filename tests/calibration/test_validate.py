@@ -22,7 +22,7 @@ from strategies.predict import predict
 from topologies.reading import UserError
 
 TIMES = {"step": 0.5, "spread": 0.02, "blocks": [0.5, 0.51], "kept": 2, "steps_per_block": 3, "disturbed": 1, "foreign": 0.01}
-COMPARED = {"loss": 0.0, "gradient": 1e-6, "update": 1e-6, "losses": [8.0, 7.0], "tolerance": 1e-3}
+COMPARED = {"loss": 0.0, "buffers": None, "gradient": 1e-6, "update": 1e-6, "losses": [8.0, 7.0], "tolerance": 1e-3}
 EXECUTE = ["execute", "--model", "llama-3.1-8b", "--cluster", "cpu-gloo"]
 TINY = ["model.hidden=32", "model.heads=4", "model.layers=4", "model.vocabulary=64", "model.context=16"]
 
