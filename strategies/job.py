@@ -186,7 +186,7 @@ class Job:
         """Whether nobody said whose kernels run a plan without model parallelism, which PyTorch carries out by itself."""
         plan = self.plan
         alone = plan.tp == plan.pp == plan.cp == plan.ep == 1
-        return alone and plan.kernels == Plan.model_fields["kernels"].default and "kernels" not in plan.model_fields_set
+        return alone and "kernels" not in plan.model_fields_set
 
     @property
     def hash(self) -> str:

@@ -230,6 +230,12 @@ def patch(name: str, label: str) -> Any:
     return Patch(facecolor=COLOURS[name], hatch=HATCHES.get(name), edgecolor=DARK, linewidth=0.5, label=label)
 
 
+def at_the_right(axes: Axes, y: float, text: str, reach: float, **style: Any) -> None:
+    """A line's number beside the axes, whose last digit lies so many points to the right of them."""
+    place: dict[str, Any] = {"xycoords": axes.get_yaxis_transform(), "textcoords": "offset points", "ha": "right", "va": "center"}
+    axes.annotate(text, (1.0, y), xytext=(reach, 0), fontsize=9, **place, **style)
+
+
 def log_ticks(axis: Axis, low: float, high: float, text: Callable[[float], str]) -> None:
     """Labels with units for a logarithmic axis, more of them where the axis is short, at most 12: left to itself matplotlib puts
     one where what is drawn lies within a decade.

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calibration.published.comparison import Compared, Errors, grouped
-from reports.figures import BLACK, BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SKY, WHITE, YELLOW, figure
+from reports.figures import BLACK, BLUE, DARK, GREEN, GREY, LIGHT, ORANGE, PURPLE, RED, SKY, WHITE, YELLOW, at_the_right, figure
 from reports.formatting import percent, plural
 from reports.tables.execution import CLOSE
 from strategies.planner.uncertainty import NORMAL
@@ -64,18 +64,7 @@ def _errors(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]
         summed = Errors.of(group)
         if summed:
             axes.plot([100 * summed.bias] * 2, [y - SPREAD - 0.08, y + SPREAD + 0.08], color=BLACK, lw=2, zorder=3)
-            axes.annotate(
-                percent(summed.mean),
-                (1.0, y),
-                xycoords=axes.get_yaxis_transform(),
-                xytext=(38, 0),
-                textcoords="offset points",
-                ha="right",
-                va="center",
-                fontsize=9,
-                color=DARK,
-                fontweight="bold" if not y else "normal",
-            )
+            at_the_right(axes, y, percent(summed.mean), 38, color=DARK, fontweight="normal" if y else "bold")
     axes.set(xlabel="predicted over published step time, less 1 (%)")
     axes.set_title("How far are predictions off? At the right: mean error")
     entries = [Line2D([], [], color=colour, marker=marker, ls="", ms=5, label=gpu) for gpu, (marker, colour) in marks.items()]

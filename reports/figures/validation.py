@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from reports.figures import BLUE, DARK, GREY, LIGHT, RED, figure, log_ticks
+from reports.figures import BLUE, DARK, GREY, LIGHT, RED, at_the_right, figure, log_ticks
 from reports.figures.comparison import broken
 from reports.formatting import seconds, signed, size
 from reports.tables.execution import CLOSE
@@ -67,17 +67,7 @@ def _dumbbells(ax: Axes, lines: Sequence[Line]) -> tuple[float, float]:
         ax.plot([row.measured, row.predicted], [y, y], color=BLUE if close else RED, lw=1.6, zorder=3)
         ax.plot(row.measured, y, "|", color=DARK, ms=12, mew=2.2, zorder=4)
         ax.plot(row.predicted, y, "o", color=BLUE if close else RED, ms=6.5, zorder=5)
-        ax.annotate(
-            signed(row.error),
-            (1.0, y),
-            xycoords=ax.get_yaxis_transform(),
-            xytext=(40, 0),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            fontsize=9,
-            color=DARK if close else RED,
-        )
+        at_the_right(ax, y, signed(row.error), 40, color=DARK if close else RED)
     room = 0.04 * (high - low) or 0.1 * high
     ax.set_xlim(max(low - 3 * room, 0.7 * low), high + 2 * room)
     ax.tick_params(axis="y", length=0)

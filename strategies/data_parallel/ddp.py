@@ -32,9 +32,8 @@ class DDP(Hook):
 
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """The first one of a step waits for rank 0's buffers."""
-        if microbatch or stage.plan.copies == 1 or not stage.plan.kernel_set.broadcast_buffers:
-            return super().forward(stage, microbatch, after)
-        sizes = stage.module_buffers
+        waits = not microbatch and stage.plan.copies > 1 and stage.plan.kernel_set.broadcast_buffers
+        sizes = stage.module_buffers if waits else ()
         if not sizes:
             return super().forward(stage, microbatch, after)
         sent, copied = after, list[float]()
