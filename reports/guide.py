@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import re
 from collections.abc import Iterator, Mapping
@@ -207,5 +208,6 @@ def _table(rows: Mapping[str, Any], columns: Mapping[str, Any], reasons: dict[st
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__).parse_args()
     for path in write_guide(ROOT / "docs"):
         print(f"wrote {path.relative_to(ROOT)}")

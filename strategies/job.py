@@ -141,8 +141,8 @@ class Job:
         return (*self._assumed(), *self.cluster.notes, *self.cluster.remarks, *schedules[self.plan.schedule].notes, *self.remarks)
 
     def _assumed_of_fp8(self) -> Iterator[str]:
-        """Of NVIDIA's GPUs those have mxfp8 that have fp4 (nvidia.github.io/TransformerEngine/support_matrix.html)."""
-        without = [gpu.name for gpu in _gpus(self.cluster).kinds if "fp4" not in gpu.peak]
+        """What a scaling costs on a GPU that does not have its products."""
+        without = [gpu.name for gpu in _gpus(self.cluster).kinds if not gpu.mxfp8]
         if self.plan.fp8 and self.plan.fp8.scaling == "mxfp8" and without:
             having = "NVIDIA's GPUs have its products from Blackwell on, AMD's from CDNA 4 on"
             yield f"fp8.scaling=mxfp8 on {', '.join(without)} is priced as if it were fp8 with a scale per tensor: {having}"

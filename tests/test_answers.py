@@ -6,6 +6,7 @@ change that means to.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import sys
@@ -20,6 +21,7 @@ from shardyard import read_job, simulate, summarise
 from tests.random_jobs import random_job
 
 KEPT = Path(__file__).parent / "data" / "answers.json"
+ANSWERS: dict[str, dict[str, Any]] = json.loads(KEPT.read_text())
 
 
 def answer(name: str) -> dict[str, Any]:
@@ -51,11 +53,12 @@ def _numbers(value: Any) -> Iterator[float]:
             yield float(value)
 
 
-@pytest.mark.parametrize("name", json.loads(KEPT.read_text()))
+@pytest.mark.parametrize("name", ANSWERS)
 def test_answers_are_those_that_are_kept(name: str) -> None:
-    expected = json.loads(KEPT.read_text())[name]
+    expected = ANSWERS[name]
     assert answer(name) == expected | {key: pytest.approx(expected[key], rel=1e-9) for key in ("step", "sent", "peak")}
 
 
 if __name__ == "__main__":
-    KEPT.write_text(json.dumps({name: answer(name) for name in json.loads(KEPT.read_text())}, indent=0) + "\n")
+    argparse.ArgumentParser(description=f"Write {KEPT.name} anew.").parse_args()
+    KEPT.write_text(json.dumps({name: answer(name) for name in ANSWERS}, indent=0) + "\n")

@@ -5,6 +5,7 @@ A change that means to change what ranks do writes them anew: `python tests/test
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import hashlib
 import json
@@ -25,6 +26,7 @@ from tests.random_jobs import CPU, MODELS
 
 DATA = Path(__file__).parent / "data"
 KEPT = DATA / "programs.json"
+PROGRAMS: dict[str, dict[str, Any]] = json.loads(KEPT.read_text())
 
 
 def plans() -> Iterator[str]:
@@ -89,13 +91,14 @@ class Texts:
         return type(value).__name__
 
 
-@pytest.mark.parametrize("row", json.loads(KEPT.read_text()), ids=lambda row: "")
+@pytest.mark.parametrize("row", PROGRAMS, ids=lambda row: "")
 def test_programs_are_those_that_are_kept(row: str) -> None:
-    expected = json.loads(KEPT.read_text())[row]
-    assert program_of(row) == {key: value if key == "all" else pytest.approx(value, rel=1e-9) for key, value in expected.items()}
+    expected = {key: value if key == "all" else pytest.approx(value, rel=1e-9) for key, value in PROGRAMS[row].items()}
+    assert program_of(row) == expected
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=f"Write {KEPT.name} anew.").parse_args()
     kept = {}
     for plan in plans():
         with suppress(UserError):  # of what cannot be lowered

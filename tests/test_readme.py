@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import shlex
 import sys
@@ -35,5 +36,6 @@ def test_the_sample_is_what_the_command_prints() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description="Write the README's sample anew.").parse_args()
     text = README.read_text(encoding="utf-8")
     README.write_text(SAMPLE.sub(lambda match: f"{match[1]}{printed(match[2])}```", text), encoding="utf-8")

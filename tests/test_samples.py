@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 import tempfile
 from pathlib import Path
@@ -36,7 +37,9 @@ def test_options_that_are_not_there_are_noticed() -> None:
 
 
 if __name__ == "__main__":
-    for name in sys.argv[1:] or map(str, PAGES):
+    parser = argparse.ArgumentParser(description="Write what the blocks of pages print now, and pictures that they draw.")
+    parser.add_argument("pages", nargs="*", metavar="PAGE", default=list(map(str, PAGES)), help="by default all pages of docs/")
+    for name in parser.parse_args().pages:
         with tempfile.TemporaryDirectory() as folder:
             samples.rewrite(Path(name), Path(folder))
             print(name)

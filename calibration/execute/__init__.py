@@ -11,13 +11,12 @@ from typing import Any
 
 from calibration.devices import Kind
 from calibration.devices import device as compute_device
-from calibration.execute.limits import ready, throttled
+from calibration.execute.limits import compared_in_parts, ready, throttled
 from calibration.execute.traced.limits import EXACTLY, EXCHANGED
 from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import another_gpu
 from strategies.job import Job
-from strategies.schedules import schedules
 from topologies.reading import UserError
 
 
@@ -110,11 +109,7 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
         streamed.append(whole > free)
         if whole <= free:
             continue
-        in_parts = (
-            job.model.module is None
-            and job.plan.packing is None
-            and not (job.plan.pp > 1 and schedules[job.plan.schedule].versions)
-        )
+        in_parts = compared_in_parts(job)
         needed = peak + least(job) if in_parts else whole
         if needed > free or job.plan.hook.local:
             why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""

@@ -140,6 +140,16 @@ def dropped(job: Job) -> bool:
     return of_model or (adapters is not None and adapters.dropout > 0)
 
 
+def asynchronous(job: Job) -> bool:
+    """Whether steps follow each other without a flush of the pipeline, so that passes of several versions are under way."""
+    return job.plan.pp > 1 and schedules[job.plan.schedule].versions is not None
+
+
+def compared_in_parts(job: Job) -> bool:
+    """Whether one process that holds a layer at a time can do what ranks do."""
+    return job.model.module is None and job.plan.packing is None and not asynchronous(job)
+
+
 def splits(job: Job, resolved: Resolved) -> bool:
     """Whether the schedule makes weight gradients in passes of their own."""
     order = actions(job.plan.schedule, 0, job.plan.pp, resolved.microbatches, resolved.chunks)
@@ -288,7 +298,7 @@ def _of_schedule(job: Job, resolved: Resolved) -> Iterator[str]:
     schedule, last = schedules[plan.schedule], len(resolved.layers) - 1
     if plan.pp == 1:
         return
-    if schedule.versions is not None:
+    if asynchronous(job):
         yield from _of_versions(job)
         return
     if schedule.copies > 1:

@@ -15,6 +15,7 @@ from torch import Tensor
 from calibration.execute.buckets import local
 from calibration.execute.chunks import chunks, shared
 from calibration.execute.data_parallel import executed
+from calibration.execute.limits import asynchronous
 from calibration.execute.packing import documents
 from calibration.execute.setup import Setup, group_of
 
@@ -39,8 +40,8 @@ class Runner:
                 own = context.positions(self.resolved.sequence).to(setup.device)
                 self.tokens, self.labels = self.tokens[..., own], self.labels[..., own]
         self.loss = self.chunks[0].net.loss
-        self.versions = self._asynchronous() if setup.plan.pp > 1 and setup.schedule.versions else None
-        self.pipeline = self._pipeline() if setup.plan.pp > 1 and not setup.schedule.versions else None
+        self.versions = self._asynchronous() if asynchronous(setup.job) else None
+        self.pipeline = self._pipeline() if setup.plan.pp > 1 and self.versions is None else None
         self.tied = self._tied_group()
 
     def _pipeline(self) -> Any:

@@ -7,9 +7,11 @@ branches of sim/ and strategies/ for their time: after a large change of the cod
 
 from __future__ import annotations
 
+import argparse
 import json
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from tests.results.questions import answer, named
 KEPT = Path(__file__).parents[1] / "data" / "results.jsonl"
 
 
+@cache
 def kept() -> dict[str, dict[str, Any]]:
     """Answers by question."""
     rows = map(json.loads, KEPT.read_text().splitlines()) if KEPT.exists() else ()
@@ -62,9 +65,12 @@ def write(questions: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--choose"]:
+    parser = argparse.ArgumentParser(description="Answer the kept questions anew, and new ones of all that has a name.")
+    parser.add_argument("--choose", type=int, metavar="COUNT", help="draw so many questions of every kind anew")
+    count = parser.parse_args().choose
+    if count is None:
+        write(list(dict.fromkeys([*kept(), *named()])))
+    else:
         from tests.results.choose import chosen
 
-        write(chosen(int(sys.argv[2]), kept()))
-    else:
-        write(list(dict.fromkeys([*kept(), *named()])))
+        write(chosen(count, kept()))

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -201,5 +202,6 @@ def test_the_page_lists_them() -> None:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=f"Write the table of {PAGE.name} anew.").parse_args()
     old = PAGE.read_text()
     PAGE.write_text(old[: old.index(BEGIN) + len(BEGIN)] + table() + old[old.index(END) :])

@@ -168,9 +168,11 @@ def test_what_frameworks_have_not_is_refused(cluster: str, plan: dict[str, Any],
         job(cluster, **plan).resolve()
 
 
-@pytest.mark.parametrize(("cluster", "noted"), [("dgx-h100", True), ("mi300x", True), ("hgx-b200", False)])
+@pytest.mark.parametrize(("cluster", "noted"), [("dgx-h100", True), ("mi300x", True), ("hgx-b200", False), ("mi355x", False)])
 def test_mxfp8_without_its_products_is_said(cluster: str, noted: bool) -> None:
-    """Of NVIDIA's from Blackwell on (nvidia.github.io/TransformerEngine/support_matrix.html)."""
+    """From Blackwell on (nvidia.github.io/TransformerEngine/support_matrix.html), and from CDNA 4 on
+    (rocm.blogs.amd.com/software-tools-optimization/matrix-cores-cdna: instructions with block scaling).
+    """
     notes = job(cluster, **{**MEGATRON, "fp8": {"scaling": "mxfp8"}}).notes
     assert any("fp8.scaling=mxfp8 on" in note for note in notes) == noted
 
