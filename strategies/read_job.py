@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -219,12 +220,27 @@ def _model(
     if isinstance(value, Mapping):
         stated, ignored, at, before = value, list[str](), f"{where}: model", None
     else:
-        before, ignored = load_model(str(value))
+        before, ignored = _loaded(str(value))
         stated, at = before.model_dump(exclude_unset=True), f"--set model of '{value}'"
     if before is not None and not changes:
         return before, ignored, []
     model = build(Model, merge(_following(stated, changes), changes), at)
     return model, ignored, [] if before is None else list(_derived(before, model, changes))
+
+
+def _loaded(name: str) -> tuple[Model, list[str]]:
+    """As `load_model`; a file of a framework's settings is said to be none of a model."""
+    try:
+        return load_model(name)
+    except UserError as error:
+        keys = set[str]()
+        with suppress(UserError):
+            keys |= load_yaml(Path(name)).keys()
+        framework = next((each for each in frameworks if frameworks[each].keys & keys), None)
+        if framework is None:
+            raise
+        option = f"--from-{framework} {name}"
+        raise UserError(f"{name}: is {framework}'s settings and no model: give it as {option}, beside --model") from error
 
 
 def _following(stated: Mapping[str, Any], changes: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -15,6 +15,7 @@ import shardyard
 
 ROOT = Path(__file__).parents[1]
 JOB = str(ROOT / "examples/llama-3.1-70b.yaml")
+SETTINGS = str(ROOT / "tests/data/frameworks/ds_config.json")
 CONFIG = str(ROOT / "tests/data/models/mistral-7b-v0.1.json")
 
 
@@ -117,6 +118,7 @@ MISTAKES = [
     (("simulate", JOB, "--set", "plan.global_batch=1000000000000"), "too many to play"),
     (("simulate", JOB, "--set", "name=[1]"), "name=[1]: must be a text"),
     (("simulate", CONFIG), f"is a model and no job: give it as --model {CONFIG}"),
+    (("advise", "--model", SETTINGS, "--cluster", "dgx-h100"), f"give it as --from-deepspeed {SETTINGS}, beside --model"),
     (("simulate", JOB, "--model", "vicuna"), "or give a path to a config.json (`shardyard list models`)"),
     (("simulate", JOB, "--tokens", "15X"), "--tokens 15X: is no number such as 15e12, 15T or 300B"),
     (("simulate", JOB, "--set", "plan.sequence=8k"), "sequence='8k': may be powers of 1000 or of 1024: write the whole number"),

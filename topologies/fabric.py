@@ -6,6 +6,7 @@ what a description may say; its `backbone` gives links and routes by arithmetic,
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple, TypeVar
@@ -185,6 +186,7 @@ def pack(routes: Ids) -> Ids:
     return packed
 
 
+@functools.cache
 def nominal_latency(kind: str) -> float:
     """Default latency between two GPUs whose outermost link is of `kind`: the share of it in a measured step, in seconds."""
     inside, hop = Latency(), HOP_LATENCY

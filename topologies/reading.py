@@ -6,13 +6,13 @@ command line prints that line and exits with code 2; nothing else in the project
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from topologies import documents
 from topologies.documents import MalformedError, limits
@@ -53,14 +53,18 @@ class Config(BaseModel):
 
     other_names: ClassVar[Mapping[str, str]] = {}  # what others call fields, folded, for hints
 
-    @field_validator("*", mode="before")
+    @model_validator(mode="before")  # of all fields at once: a validator of each would double the time to build the model's
     @classmethod
-    def _truth_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _truth_is_no_number(cls, data: Any) -> Any:
         """`tp: true` would be read as 1."""
-        field = cls.model_fields[str(info.field_name)]
-        if isinstance(value, bool) and "bool" not in str(field.annotation):
-            raise ValueError("must not be true or false")
-        return value
+        truths = [name for name, value in data.items() if isinstance(value, bool)] if isinstance(data, Mapping) else []
+        for name in truths:
+            field = next((field for own, field in cls.model_fields.items() if name in (own, field.alias)), None)
+            if field is not None and "bool" not in str(field.annotation):
+                mistake = PydanticCustomError("value_error", "Value error, must not be true or false")
+                details = InitErrorDetails(type=mistake, loc=(name,), input=data[name])
+                raise ValidationError.from_exception_data(cls.__name__, [details])
+        return data
 
 
 C = TypeVar("C", bound=BaseModel)
@@ -73,6 +77,8 @@ def folded(name: str) -> str:
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near."""
+    import difflib
+
     names = sorted(known)
     close = difflib.get_close_matches(name[: 2 * limits.KEY], names, n=1)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"

@@ -51,6 +51,7 @@ def command(
 ) -> None:
     """Which way to train a model on a cluster: the usual candidates simulated, the fastest that fits first."""
     from reports.formatting import TOKENS, training_cost
+    from reports.tables.advice import SHOWN
     from strategies.planner.advise import advise
     from strategies.planner.arguments import arguments_of
     from strategies.planner.auto_plan import quick_way
@@ -71,7 +72,7 @@ def command(
             tell(f"{number} of {len(tasks)} ways simulated")
 
     with engine() as runs:
-        answer = advise(asked, predict, run, headroom=headroom, more=quick_way(asked))
+        answer = advise(asked, predict, run, headroom=headroom, more=quick_way(asked), shown=None if as_json else SHOWN)
     if (best := answer.best) is not None:  # the others' intervals would take ten simulations each
         best = replace(best, summary=with_interval(best.job, best.summary))
         answer = replace(answer, candidates=(best, *answer.candidates[1:]))

@@ -31,6 +31,8 @@ def command(job: str | None, as_json: bool, by: float, spread: bool, plot: str |
     if not 0 < by <= 10:
         raise UserError(f"--by {by}: must be more than 0 and at most 10")
     asked = job_with_found_plan(job, **given)
+    if spread and len(asked.cluster.gpu_kinds) > 1:
+        raise UserError("--spread: GPUs of several kinds have a spread each; --by moves the prices of all of them together")
     play = Play.of(asked, expected=True)
     longest = play.timelines[-1]
     factors = (

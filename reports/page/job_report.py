@@ -124,13 +124,15 @@ def _variants(
 def _usual(
     job: Job, answer: Summary, engine: Engine, tell: Tell, sections: list[Section], others: list[Entry]
 ) -> dict[str, Summary]:
-    """The job, and beside it the fastest of the usual ways to train; a section says so when none of them is possible."""
-    from strategies.planner.advise import OWN, advise
+    """The job, and beside it the fastest of the other usual ways to train; a section says so when none of them is possible."""
+    from strategies.planner.advise import advise
+    from strategies.planner.search.site import started
     from strategies.predict import predict
 
     tell("other runs")
     try:
-        candidates = [candidate for candidate in advise(job, predict, engine.map, DEPTH).candidates if candidate.name != OWN]
+        own = started(job).hash  # which a usual way may be
+        candidates = [each for each in advise(job, predict, engine.map, DEPTH).candidates if each.job.hash != own]
     except UserError as error:
         sections.append(Section("Beside other runs", text=(f"The usual ways to train are left out: {error}.",)))
         return {}

@@ -73,7 +73,7 @@ def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableT
             digits(whole.seconds / 86400),
             "–" if whole.usd is None else dollars(whole.usd),
         )
-    more = len(result.candidates) - SHOWN
+    more = len(result.candidates) + len(result.slower) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
     rest += [Text(f"days and cost are of {tokens_text(tokens)}; {rates_text(rates, power=False)}", "dim")]

@@ -46,13 +46,14 @@ class WrittenSettings:
 @dataclass(frozen=True)
 class Framework:
     """How one framework's settings are read and written. file: the usual name of its file; script: fields of the plan that it
-    leaves to the training script.
+    leaves to the training script; keys: what only its file says, by which it is known.
     """
 
     file: str
     read: Callable[[Path], ReadSettings]
     write: Callable[[Job], WrittenSettings]
     script: tuple[str, ...] = ()
+    keys: frozenset[str] = frozenset()
 
 
 class Keys(Reader):

@@ -6,8 +6,9 @@ job says of its plan stays where it applies to the candidate, and is left out wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -18,7 +19,7 @@ from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.applicable import applicable
-from strategies.planner.bounds.every_plan import memory_of
+from strategies.planner.bounds.every_plan import least
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
@@ -31,6 +32,7 @@ from topologies.reading import UserError
 Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
+DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
 _PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
     "sequence",
@@ -62,10 +64,15 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others."""
+    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others.
+
+    slower: ways that are proven to be none of the first `shown` (see `advise`) and were not simulated: what they leave out of the
+    job's own plan, by name.
+    """
 
     questions: tuple[tuple[str, str], ...]
     candidates: tuple[Candidate, ...]
+    slower: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def best(self) -> Candidate | None:
@@ -77,9 +84,9 @@ class Advice:
     def dropped(self) -> dict[str, list[str]]:
         """Fields of the job's own plan that some candidates leave out, and which."""
         names: dict[str, list[str]] = {}
-        for candidate in self.candidates:
-            for field in candidate.dropped:
-                names.setdefault(field, []).append(candidate.name)
+        for name, dropped in (*((each.name, each.dropped) for each in self.candidates), *self.slower.items()):
+            for left_out in dropped:
+                names.setdefault(left_out, []).append(name)
         return names
 
 
@@ -90,27 +97,41 @@ def advise(
     depth: int | None = None,
     headroom: float = HEADROOM,
     more: Iterable[tuple[str, Changes]] = (),
+    shown: int | None = None,
 ) -> Advice:
     """Simulate the candidates on all of the job's GPUs with one global batch; those that offload when nothing else fits. Raises
     UserError when none can be simulated. more: other ways, by what they change of the plan.
 
     run: as `map`, may work on several at a time, on the first before the last is known; depth: of the longest pipeline that is
-    tried (None: as many stages as layers); headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`.
+    tried (None: as many stages as layers); headroom: part of a GPU's memory that is to be kept free, see `Summary.fits_with`;
+    shown: so many of the first candidates matter, and long pipelines, which take longest, are simulated where they may be among
+    these or tie with the best (None: all matter).
     """
     batch = job.global_batch
-    by_hash: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
-    usual = chain(_candidates(job, depth or job.model.layers), _contexts(job), [] if job.auto else [(OWN, {})], more)
-    for several in (usual, _offloading(job)):
-        if not any(candidate.comfortable for candidate in by_hash.values()):
-            ways = ((name, changes | {"global_batch": batch}) for name, changes in several)
-            for candidate in filter(None, run(partial(_try, job, answer, headroom), ways)):
-                by_hash.setdefault(candidate.job.hash, candidate)
+
+    def simulated(several: Iterable[tuple[str, Changes]]) -> dict[str, Candidate]:
+        ways = ((name, changes | {"global_batch": batch}) for name, changes in several)
+        every: dict[str, Candidate] = {}  # by their hashes: two ways may be one plan
+        for candidate in filter(None, run(partial(_try, job, answer, headroom), ways)):
+            every.setdefault(candidate.job.hash, candidate)
+        return every
+
+    usual = list(_candidates(job, depth or job.model.layers))
+    deep = {name: changes | {"global_batch": batch} for name, changes in usual if shown and changes["pp"] > DEEP}
+    first = (way for way in usual if way[0] not in deep)
+    by_hash = simulated(chain(first, _contexts(job), [] if job.auto else [(OWN, {})], more))
+    slower: dict[str, tuple[str, ...]] = {}
+    if shown:
+        slower = dict(_slower(job, deep, headroom, by_hash, shown))
+        by_hash |= simulated((name, changes) for name, changes in deep.items() if name not in slower)
+    if not any(candidate.comfortable for candidate in by_hash.values()):
+        by_hash = simulated(_offloading(job)) | by_hash
     if not by_hash:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
         )
     ranked = sorted(by_hash.values(), key=_place)
-    return Advice(tuple(_questions(job, answer)), tuple(ranked))
+    return Advice(tuple(_questions(job, answer)), tuple(ranked), slower)
 
 
 def _place(candidate: Candidate) -> tuple[bool, Key]:
@@ -168,9 +189,30 @@ def _too_big(job: Job, headroom: float, name: str, changes: Changes) -> bool:
         return False
     try:
         asked = applicable(job, _wanted(job, name, changes)).job
-        return memory_of(asked, prices_of(asked)) > (1 - headroom) * job.cluster.node.gpu.memory
+        return least(asked, prices_of(asked))[1] > (1 - headroom) * job.cluster.node.gpu.memory
     except UserError:
         return False
+
+
+def _slower(
+    job: Job, ways: Mapping[str, Changes], headroom: float, known: Mapping[str, Candidate], shown: int
+) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Those of `ways` that are certain neither to be among the first `shown` nor to tie with the best of all, and what they leave
+    out of the job's plan: with recomputation, or without it where that may fit, they take longer by their lower bounds.
+    """
+    from strategies.planner.uncertainty import TIE
+
+    steps = sorted(each.summary.step_seconds for each in known.values() if each.comfortable)
+    if len(steps) < shown or isinstance(job.cluster, UnequalCluster) or job.effects or job.plan.uneven_batch == "drop_last":
+        return  # what drops sequences is not ranked by its step
+    slow = max(steps[shown - 1], (1 + TIE) * steps[0])
+    for name, changes in ways.items():
+        with suppress(UserError):  # refused, with or without recomputation: its simulation says so
+            plans = [applicable(job, _wanted(job, name, changes | {"recompute": how})) for how in ("full", "none")]
+            full, none = (least(plan.job, prices_of(plan.job)) for plan in plans)
+            too_big = none[1] > (1 - headroom) * job.cluster.node.gpu.memory
+            if full[0] > slow and (too_big or none[0] > slow) and not any(plan.job.hash in known for plan in plans):
+                yield name, tuple(plans[0].dropped)
 
 
 def _candidates(job: Job, depth: int) -> Iterator[tuple[str, Changes]]:

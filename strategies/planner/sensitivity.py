@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sim.analysis.link_load import link_kinds
@@ -20,7 +21,7 @@ from sim.pricing.prices import Prices, Profile
 from sim.pricing.transports import BETWEEN
 from sim.program import Block, Kernel
 from strategies.schedules import schedules
-from topologies.reading import UserError
+from topologies.links.topology import kind_of_link
 
 if TYPE_CHECKING:
     from sim.pricing.transfers.protocols import LinkPrice
@@ -143,13 +144,15 @@ def scaled(base: Prices, price: Price, factor: float, kind: int | None = None) -
     return base.scaled[key]
 
 
-def _scaled(base: Prices, price: Price, factor: float, kind: int | None) -> Prices:
+def _scaled(base: Prices, price: Price, factor: float, kind: int | None = None, anew: bool = False) -> Prices:
     members = base.members
     if len(members) == 1:
-        return _Scaled(base, price, factor, anew=False)
-    several = [scaled(each, price, factor) if kind in (None, number) else each for number, each in enumerate(members)]
+        return _Scaled(base, price, factor, anew)
+    times = partial(_scaled, anew=True) if anew else scaled
+    several = [times(each, price, factor) if kind in (None, number) else each for number, each in enumerate(members)]
     fleet = FleetPrices(several)
-    fleet.choices = base.choices
+    if not anew:
+        fleet.choices = base.choices
     return fleet
 
 
@@ -160,15 +163,13 @@ class Play:
     microbatches, and the step is step(m₂) + (m − m₂)·(step(m₂) − step(m₁))/(m₂ − m₁).
 
     expected: GPUs of one kind differ as in `predict`, whose step is then the one under the job's own prices; otherwise they are
-    alike.
+    alike. Prices of GPUs of several kinds are moved together.
     """
 
     def __init__(self, job: Job, prices: Prices, expected: bool = False) -> None:
         from strategies.lowering.lower import lower
         from strategies.predict import predict, variability_of
 
-        if len(prices.members) > 1:
-            raise UserError(f"cluster {job.cluster.described}: several kinds of GPUs, whose prices are not varied together")
         self.prices, self.topology = prices, job.cluster.topology()
         pairs = [(weight, lower(brief.model, brief.resolve())) for weight, brief in _brief(job)]
         self.programs = [(weight, program) for weight, program in pairs if weight]
@@ -191,7 +192,7 @@ class Play:
 
     def at(self, price: Price, factor: float, anew: bool = False) -> float:
         """Seconds of a step with one price multiplied; anew: collectives are chosen by what they cost then."""
-        scaled = _Scaled(self.prices, price, factor, anew)
+        scaled = _scaled(self.prices, price, factor, anew=anew)
         return self._total(
             [self._step(run(program, self.topology, scaled, effects=self.effects)) for _, program in self.programs]
         )
@@ -221,7 +222,7 @@ class Play:
         """Seconds of a step when one thing is `by` times as fast: kernels, launches, latencies, each kind of link, all of them
         inside nodes or between. A kind of link that is the only one of its group is listed once. Collectives are chosen anew.
         """
-        kinds = sorted({kind for timeline in self.timelines for kind in link_kinds(timeline)})
+        kinds = sorted({kind_of_link(kind) for timeline in self.timelines for kind in link_kinds(timeline)})
         single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
         every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
         grouped = {price.name: self.at(price, 1 / by, anew=True) for price in every}
@@ -236,13 +237,14 @@ class Play:
 
 def relevant(kernels: Iterable[Kernel], links: Collection[str]) -> Iterator[Price]:
     """Prices of which a step of these kernels has something to pay, whose transfers are on links of these kinds."""
+    kinds = {kind_of_link(kind) for kind in links}
     groups = {group_of(kernel) for kernel in kernels}
     for price in PRICES:
         if price.kernels:
             if price.kernels & groups:
                 yield price
         elif price.name.endswith("between nodes"):
-            if set(links) & set(BETWEEN):
+            if kinds & set(BETWEEN):
                 yield price
         elif price.name == "launch" or links:
             yield price

@@ -126,7 +126,7 @@ def test_commands_that_take_them(command: str) -> None:
     "command",
     [
         "plan examples/mixed-gpus.yaml --workers 1",
-        "sensitivity examples/mixed-gpus.yaml",
+        "sensitivity examples/mixed-gpus.yaml --spread",
         "run examples/mixed-gpus.yaml --days 1",
         "loop examples/mixed-gpus.yaml",
         "server examples/mixed-gpus.yaml",

@@ -5,9 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader, MetaPathFinder
+else:  # importing them takes as long as a tenth of `--help`: tempfile, shutil, zipfile come with them
+    Loader = MetaPathFinder = object
 
 ROOMS = ("topologies", "sim", "strategies", "calibration", "reports")
 

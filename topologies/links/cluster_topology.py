@@ -47,7 +47,7 @@ class ClusterTopology:
         self._capacity = np.array([entry.capacity for entry in entries])
         self._latency = np.array([entry.latency for entry in entries])
         if node.nics:
-            self._latency[np.unique([path[path >= 0][-1] for path in self._out])] += fabric.hop_latency
+            self._latency[list({int(path[path >= 0][-1]) for path in self._out})] += fabric.hop_latency
         self._names, self._range_names = [link.name for link in board.links], [links.name for links in ranges]
         self._per_node = len(board.links)
         self._starts = nodes * self._per_node + np.cumsum([0, *(links.count for links in ranges)])

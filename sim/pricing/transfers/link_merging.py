@@ -152,7 +152,7 @@ def _shared(flows: Floats, traffic: Ids, capacity: Floats, kind: Ids, varying: I
 def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
     """Which links can limit a rate: a link on which no demand takes longer than on another link of its kind cannot."""
     result = np.ones(len(kind), dtype=bool)
-    for number in np.unique(kind):
+    for number in set(kind.tolist()):  # np.unique would import numpy.ma, which takes longer than all of this
         links = np.flatnonzero(kind == number)
         links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
         kept = np.empty((len(seconds), 0))

@@ -187,4 +187,6 @@ def _mesh(plan: Plan, dp: int) -> dict[str, Any]:
 
 
 _SCRIPT = ("microbatch", "accumulation", "sequence")
-frameworks("accelerate")(Framework("accelerate.yaml", _read, _write, _SCRIPT))
+frameworks("accelerate")(
+    Framework("accelerate.yaml", _read, _write, _SCRIPT, frozenset({"compute_environment", "distributed_type"}))
+)

@@ -228,4 +228,4 @@ def _zero(plan: Plan) -> dict[str, Any]:
     return config
 
 
-frameworks("deepspeed")(Framework("ds_config.json", _read, _write, _SCRIPT))
+frameworks("deepspeed")(Framework("ds_config.json", _read, _write, _SCRIPT, frozenset({"zero_optimization", *_BATCH.values()})))

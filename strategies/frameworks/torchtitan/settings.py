@@ -200,4 +200,4 @@ def _sharding(plan: Plan, dp: int) -> dict[str, Any]:
     }
 
 
-frameworks("torchtitan")(Framework("train.toml", _read, _write))
+frameworks("torchtitan")(Framework("train.toml", _read, _write, keys=frozenset({"parallelism", "training"})))

@@ -8,7 +8,6 @@ configuration classes of transformers (github.com/huggingface/transformers, `mod
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -186,6 +185,8 @@ def _importer(reader: Reader) -> Importer:
     name = str(kind).removesuffix("_text")
     if name in model_type:
         return model_type[name]
+    import difflib
+
     close = difflib.get_close_matches(name[:40], model_type, n=1, cutoff=0.85)
     misspelt = close and re.sub(r"\D", "", close[0]) == re.sub(r"\D", "", name) and name not in {*NOT_READ, *OTHERS}
     hint = f"did you mean '{close[0]}'?" if misspelt else f"{_way(reader, name)}; read are: {', '.join(model_type)}"

@@ -68,12 +68,13 @@ def bounds(plans: Candidates, kinds: Kinds, prices: Prices) -> Bounds:
     return _Bounding(plans, kinds, prices).result
 
 
-def memory_of(job: Job, prices: Prices) -> float:
-    """Bytes of the fullest rank of a job, at least. Raises UserError."""
+def least(job: Job, prices: Prices) -> tuple[float, float]:
+    """Seconds of a job's step and bytes of its fullest rank, at least. Raises UserError."""
     plans = candidates(job, Space(()))
     if not len(plans):
         raise UserError(next(iter(plans.examples.values())))
-    return float(bounds(plans, kinds_of(plans, prices), prices).memory[0])
+    every = bounds(plans, kinds_of(plans, prices), prices)
+    return float(every.step[0]), float(every.memory[0])
 
 
 def bounded(plan: Resolved) -> bool:

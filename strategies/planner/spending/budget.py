@@ -102,7 +102,7 @@ def _budgeted(
 ) -> Budgeted:
     psi = job.model.parameters
     try:
-        best = advise(job, predict, each, DEEPEST, more=quick_way(job)).best
+        best = advise(job, predict, each, DEEPEST, more=quick_way(job), shown=1).best
         if best is None:
             return Budgeted(name, psi, needed, most, refused="no usual way to train it fits the GPUs' memory")
         prepared = prepare(best.job, job.run or RunSettings(), days=days, summary=best.summary)

@@ -241,6 +241,18 @@ def test_accelerators_that_only_a_torus_joins_make_no_node() -> None:
     assert [question for question, _ in advise(job, predict, depth=1).questions][-1].endswith("everything else is elsewhere")
 
 
+@pytest.mark.parametrize(("own", "slower"), [("ddp", ["PP16 + ZeRO-1"]), ("zero1", [])])
+def test_long_pipelines_that_are_proven_slower_than_what_is_shown_are_not_simulated(own: str, slower: list[str]) -> None:
+    """The others are those of all ways simulated, in their order; the job's own plan is one way, whatever it is called."""
+    plan = {"global_batch": 64, "sequence": 512, "pp": 16, "data_parallel": own}
+    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=4, overrides={"model.layers": 16}, plan=plan)
+    every, some = advise(job, predict), advise(job, predict, shown=3)
+    assert list(some.slower) == slower
+    names = [each.name for each in every.candidates]
+    assert {"PP16 + ZeRO-1"} <= set(names[3:])
+    assert [each.name for each in some.candidates] == [name for name in names if name not in slower]
+
+
 def test_a_schedule_that_the_small_space_has_not_stays() -> None:
     plan = {"global_batch": 64, "sequence": 128, "schedule": "interleaved-zb"}
     job = shardyard.read_job(model="gpt2-1.5b", overrides={"model.layers": 4}, cluster="dgx-h100", plan=plan)

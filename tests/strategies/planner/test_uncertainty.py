@@ -177,8 +177,12 @@ MIXED = "examples/clusters/a100-and-h100.yaml"
 
 def mixed(plan: dict[str, object]) -> Timeline:
     """A step on four nodes of A100 and four of H100."""
+    return played(mixed_job(plan))
+
+
+def mixed_job(plan: dict[str, object]) -> Job:
     given = {"tp": 8, "data_parallel": "zero1", "sequence": 4096, "global_batch": 32}
-    return played(read_job(model="llama-3.1-8b", cluster=MIXED, plan=given | plan))
+    return read_job(model="llama-3.1-8b", cluster=MIXED, plan=given | plan)
 
 
 def test_prices_of_one_kind_of_gpu_are_moved_without_those_of_another() -> None:
@@ -192,6 +196,15 @@ def test_prices_of_one_kind_of_gpu_are_moved_without_those_of_another() -> None:
     again = repriced(timeline, [timeline.op_costs.under(each) for each in dearer])
     assert again == pytest.approx([run(timeline.program, timeline.op_costs.topology, each).step for each in dearer], rel=1e-3)
     assert again[0] > 1.05 * timeline.step > 1.04 * again[1]
+
+
+def test_prices_of_all_kinds_of_gpus_move_a_played_step_as_they_do_the_repriced_one() -> None:
+    """Prices of all kinds together; transfers that contend are played in one and not in the other."""
+    timeline, play = mixed({}), Play.of(mixed_job({}))
+    prices = {price.name: price for price in play.relevant()}
+    assert prices.keys() >= {"gemm", "bandwidth inside nodes", "bandwidth between nodes"}
+    for name, elasticity in elasticities(timeline, prices).items():
+        assert math.log(play.at(prices[name], 1.1) / play.seconds) / math.log(1.1) == pytest.approx(elasticity, abs=0.01), name
 
 
 def test_links_inside_nodes_are_a_kinds_own_and_those_between_are_common() -> None:
