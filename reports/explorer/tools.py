@@ -10,7 +10,7 @@ from functools import wraps
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from reports.explorer import answers
 from reports.explorer.search import LONGEST, search
@@ -18,7 +18,7 @@ from reports.explorer.session import Session
 from reports.formatting import TOKENS
 from strategies.job import Job
 from strategies.predict import predict
-from topologies.reading import UserError, argument, is_there
+from topologies.reading import UserError, argument, is_there, line_of, nearest
 
 INSTRUCTIONS = """shardyard predicts training steps of models on clusters by simulation. Of a job, `changes` are texts such as
 "plan.tp=8", "plan.data_parallel=zero3", "plan.pp=4", "plan.global_batch=512", "plan.sequence=8192", "cluster.node.nic=50 GB/s".
@@ -132,7 +132,6 @@ class Tools:
     def names(self, sort: str) -> list[str]:
         """Names that can be used: sort is models, clusters, profiles, schedules, data_parallel, optimizers, effects …"""
         from reports.commands.list import catalogues
-        from topologies.reading import nearest
 
         known = catalogues()
         if sort not in known:
@@ -144,12 +143,27 @@ def serve(folder: Path) -> None:
     """Answer on standard input and output until it is closed. Raises UserError where the library is not installed."""
     try:
         from mcp.server import MCPServer
+        from mcp.server.mcpserver import Context
         from mcp.server.mcpserver.exceptions import ToolError
+        from mcp.server.mcpserver.tools import Tool
     except ImportError:
         raise UserError("shardyard mcp needs the package mcp: pip install 'shardyard[mcp]'") from None
     from reports.inputs import VERSION
 
-    server = MCPServer("shardyard", instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING")
+    class Told(Tool):
+        """A tool that answers mistakes with one line, those in the shape of its arguments too."""
+
+        async def run(self, arguments: Data, context: Context[Any, Any], convert_result: bool = False) -> Any:
+            known = self.fn_metadata.arg_model.model_fields
+            for name in arguments:
+                if name not in known:
+                    raise ToolError(f"{self.name}: unknown argument '{name}'{nearest(name, known)}")
+            try:
+                return await super().run(arguments, context, convert_result)
+            except ToolError as error:
+                if isinstance(error.__cause__, ValidationError):
+                    raise ToolError(f"{self.name}: {line_of(error.__cause__, self.fn_metadata.arg_model)}") from None
+                raise
 
     def told(tool: Callable[..., Any]) -> Callable[..., Any]:
         @wraps(tool)
@@ -161,6 +175,5 @@ def serve(folder: Path) -> None:
 
         return answer
 
-    for tool in Tools(folder).every:
-        server.tool()(told(tool))
-    server.run("stdio")
+    tools: list[Tool] = [Told.from_function(told(tool)) for tool in Tools(folder).every]
+    MCPServer("shardyard", tools=tools, instructions=INSTRUCTIONS, version=VERSION, log_level="WARNING").run("stdio")

@@ -28,20 +28,31 @@ def test_over_stdio_with_a_client_of_the_protocol() -> None:
     from mcp import ClientSession, StdioServerParameters
     from mcp.client.stdio import stdio_client
 
-    async def talk() -> tuple[list[str], Any, Any]:
+    mistakes = {
+        "unknown field 'job.modle'; did you mean 'model'?": {"job": {"modle": "llama-2-7b"}},
+        "job.nodes='two'": {"job": JOB | {"nodes": "two"}},
+        "job.changes='plan.tp=2'": {"job": JOB | {"changes": "plan.tp=2"}},
+        "field 'job' is required": {},
+        "unknown argument 'jobs'; did you mean 'job'?": {"job": JOB, "jobs": JOB},
+        "did you mean 'tp'?": {"job": JOB | {"changes": ["plan.tpp=2"]}},
+    }
+
+    async def talk() -> tuple[list[str], Any, list[Any]]:
         command = StdioServerParameters(command=sys.executable, args=[str(ROOT / "shardyard.py"), "mcp"], cwd=ROOT)
         async with stdio_client(command) as (reading, writing), ClientSession(reading, writing) as client:
             await client.initialize()
             names = [tool.name for tool in (await client.list_tools()).tools]
             answer = await client.call_tool("simulate", {"job": JOB})
-            mistake = await client.call_tool("simulate", {"job": JOB | {"changes": ["plan.tpp=2"]}})
-            return names, answer, mistake
+            return names, answer, [await client.call_tool("simulate", mistake) for mistake in mistakes.values()]
 
-    names, answer, mistake = asyncio.run(talk())
+    names, answer, refused = asyncio.run(talk())
     assert names == ["simulate", "memory", "plan", "whatif", "run", "export", "explain", "names"]
     step = shardyard.predict(shardyard.read_job(None, JOB["changes"], model="llama-2-7b", cluster="dgx-h100")).step_seconds
     assert json.loads(answer.content[0].text)["step_seconds"] == step
-    assert "did you mean 'tp'?" in mistake.content[0].text
+    for line, told in zip(mistakes, refused, strict=True):
+        assert told.is_error
+        assert line in told.content[0].text
+        assert "\n" not in told.content[0].text
 
 
 def test_each_tool_answers(tools: Tools) -> None:
