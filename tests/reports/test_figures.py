@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections import Counter
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 from matplotlib.colors import to_hex
 from PIL import Image
 
-from reports.figures import COLOURS, MEMORY, PALE, figures, time_unit
+from reports.figures import COLOURS, MEMORY, ORANGE, PALE, RED, _small, figures, time_unit
 from reports.figures.breakdown import breakdown
 from reports.figures.comparison import broken, comparison
 from reports.figures.curve import Curve, curve
@@ -340,3 +341,18 @@ def test_days_far_apart_are_on_a_logarithmic_axis(slowest: float, scale: str) ->
     boxes = [text.get_window_extent() for text in ax.texts]
     assert boxes
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
+
+
+def test_a_colour_of_a_few_dots_stays_beside_one_that_is_near_it() -> None:
+    """Ten red dots in a picture of 12,000 shades between six colours and white."""
+    hues = (ORANGE, "#000000", "#0072B2", "#009E73", "#F0E442", "#56B4E9")
+    dots = np.repeat(np.concatenate([np.linspace(255, _parts(hue), 2000).round().astype(np.uint8) for hue in hues]), 20, axis=0)
+    dots[:10] = _parts(RED)
+    picture = io.BytesIO()
+    Image.fromarray(dots.reshape(400, -1, 3)).save(picture, format="PNG")
+    with Image.open(io.BytesIO(_small(picture))) as small:
+        assert to_hex(np.asarray(small.convert("RGB")).reshape(-1, 3)[5] / 255).upper() == RED
+
+
+def _parts(colour: str) -> list[int]:
+    return [int(colour[at : at + 2], 16) for at in (1, 3, 5)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from reports.glossary import explain, terms
@@ -68,7 +70,11 @@ ring attention; Ulysses; mixture of experts; model parallelism; naive model para
 tensor parallelism; data parallelism; hybrid parallelism; Chinchilla; RPC; Ψ; MISD; rank map; batch size; sum or mean;
 learning rate; BERT-large; GPT-2; Turing-NLG; GPT-3; 16 bytes per parameter; vendor launchers; mpirun; AdamW; LARS; latency;
 bandwidth; alpha-beta; bisection bandwidth; oversubscription; NUMA; Accelerate; throttling; headroom; Young/Daly; MASTER_ADDR;
-WORLD_SIZE; hybrid sharding; reshard_after_forward; no_sync; gradient compression; nccl-tests; FlashAttention; tokens per second
+WORLD_SIZE; hybrid sharding; reshard_after_forward; no_sync; gradient compression; nccl-tests; FlashAttention; tokens per second;
+RDMA; HBM; tensor core; roofline; compute-bound; CUDA graph; kernel fusion; DeepEP; GQA; RoPE; RMSNorm; SwiGLU; embedding; router;
+top-k; sequence packing; gradient checkpointing; selective recomputation; gradient clipping; fp4; mxfp8; prefetch; epoch; loss;
+Amdahl's law; efficiency; steady state; halving-doubling; Xid; Kineto; Chakra; Perfetto; DTensor; JAX; Slurm;
+asynchronous checkpoint
 """
 
 
@@ -104,3 +110,9 @@ def test_every_term_says_something_and_no_word_stands_for_two() -> None:
 def test_an_unknown_word_is_one_line() -> None:
     with pytest.raises(UserError, match="nothing is known of 'flurb'"):
         explain("flurb")
+
+
+def test_what_a_term_points_to_is_known() -> None:
+    for term, entry in terms().items():
+        for word in re.findall(r"explain ([^,;]+)|((?:plan|model|cluster|run)\.[\w.]+)", entry.get("see", "")):
+            assert explain("".join(word).strip()), term
