@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 MINUTES ?= 30
 BIN := $(VENV)/bin
+unexport PYTHONDONTWRITEBYTECODE  # or each of the tests' processes would compile every module anew
 
 DEMO := examples/demo.yaml --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml
 
@@ -31,7 +32,7 @@ demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compa
 	@printf '\nopen out/llama-3.1-70b/report.html and out/demo/validation.png\n'
 
 test: check  ## style, types and tests
-	$(BIN)/python -m pytest -n 3
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(VENV)/ready
 	$(BIN)/ruff check .

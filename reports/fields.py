@@ -6,6 +6,7 @@ import inspect
 import io
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import cache
 from itertools import pairwise
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -54,6 +55,7 @@ def _comments(kind: type[BaseModel]) -> dict[str, str]:
     return found
 
 
+@cache
 def _comments_of(kind: type) -> dict[str, str]:
     found: dict[str, str] = {}
     field, depth = "", 0

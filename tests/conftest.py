@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import resource
 import signal
 import sys
@@ -19,6 +20,12 @@ from topologies.cluster import Cluster
 from topologies.reading import build
 
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: it is not looked at again in every collection of cycles."""
+    gc.freeze()
+
 
 LINKS = ("nvlink", "pcie", "host", "nic", "leaf", "spine", "loopback")
 GPU: dict[str, Any] = {
