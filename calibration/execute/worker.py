@@ -45,6 +45,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
     _laid_out(place, jobs)
+    gc.freeze()  # what torch has imported stays, and is left out below
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
         partly = number <= len(streamed) and streamed[number - 1]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 from pathlib import Path
@@ -195,47 +196,36 @@ def test_it_is_taken_where_the_whole_model_does_not_fit(monkeypatch):
         _room([alone], "cpu")
 
 
-def wrong_sum(place, jobs, seconds):
+def wrong(place, jobs):
+    """What is said of each job when something of its execution, or of what it is compared with, is another."""
     import torch.distributed as dist
 
+    from calibration.execute import runner
     from calibration.execute.data_parallel.local import LocalSGD
+    from calibration.execute.reference import stale
 
     LocalSGD.synchronise = lambda self: dist.barrier()
-    return worker.work(place, jobs, seconds)
+    runner.documents = lambda *_: None
+    stale.version_of = lambda setup, stage, microbatch: microbatch
+    said = []
+    for job in jobs:
+        with pytest.raises(UserError) as error:
+            worker.work(place, [job], 0.0)
+        said.append(str(error.value))
+    return said
 
 
 def test_a_wrong_result_is_an_error():
-    """Ranks that never agree are not what one process computes."""
-    with pytest.raises(
-        UserError, match=r"local sgd: executed, but the (loss|update|norm of gradients) differs by .* from one process"
-    ):
-        launch(wrong_sum, 2, [TWO["local sgd"]], 0.0)
-
-
-def fresh(place, jobs, seconds):
-    from calibration.execute.reference import stale
-
-    stale.version_of = lambda setup, stage, microbatch: microbatch
-    return worker.work(place, jobs, seconds)
-
-
-def whole_sequences(place, jobs, seconds):
-    from calibration.execute import runner
-
-    runner.documents = lambda *_: None
-    return worker.work(place, jobs, seconds)
-
-
-def test_packed_documents_attend_to_themselves_only():
-    """Whole sequences are another thing than the same documents one by one."""
-    with pytest.raises(UserError, match="packing: executed, but the (loss|gradient) .*differs by"):
-        launch(whole_sequences, 2, [ready(TWO["packing"])], 0.0)
-
-
-def test_stages_of_pipedream_have_older_parameters():
-    """One process in which every pass has the newest ones is not what a pipeline without flushes does."""
-    with pytest.raises(UserError, match="pipedream: executed, but the gradient of .* differs by"):
-        launch(fresh, 2, [ready(TWO["pipedream"])], 0.0)
+    """Ranks that never agree are not what one process computes; whole sequences are another thing than the same documents one
+    by one; one process in which every pass has the newest parameters is not what a pipeline without flushes does.
+    """
+    expected = (
+        r"local sgd: executed, but the (loss|update|norm of gradients) differs by .* from one process",
+        r"packing: executed, but the (loss|gradient) .*differs by",
+        r"pipedream: executed, but the gradient of .* differs by",
+    )
+    for said in launch(wrong, 2, [ready(TWO[name]) for name in ("local sgd", "packing", "pipedream")]):
+        assert all(re.match(text, each) for text, each in zip(expected, said, strict=True)), said
 
 
 def test_an_asynchronous_server_does_what_a_replay_in_one_process_does():
