@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reports.api.decide import advise, budget, buy, compare, plan, whatif
-    from reports.api.look import checkpoint, explain, export, figures, memory, run, sensitivity, variability
-    from reports.api.parts import collective, loop, ranks, schedule, server, straggler, teach
+    from reports.api.look import checkpoint, explain, export, figures, memory, run, sensitivity, trace, variability
+    from reports.api.parts import collective, loop, ranks, schedule, server, straggler, teach, topology
     from reports.api.result import Result
     from reports.api.step import predict
     from reports.commands import main
@@ -72,6 +72,8 @@ __all__ = [
     "summarise",
     "teach",
     "together",
+    "topology",
+    "trace",
     "variability",
     "whatif",
 ]
@@ -109,6 +111,8 @@ _LAZY = {
     "summarise": "sim.analysis.summary",
     "teach": "reports.api.parts",
     "together": "strategies.together",
+    "topology": "reports.api.parts",
+    "trace": "reports.api.look",
     "variability": "reports.api.look",
     "whatif": "reports.api.decide",
 }

@@ -62,7 +62,8 @@ def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int 
     if not operation:
         raise UserError(f"{path}: does not name its collective: say which, as --collective all_reduce")
     if ranks < 2:
-        raise UserError(f"{path}: lists {ranks} ranks; say how many there were")
+        listed = "lists one rank, which sends nothing" if hosts else "does not list its ranks: say how many, as --ranks 8"
+        raise UserError(f"{path}: {listed}")
     rows = [Row(path.stem, operation, ranks, max(1, nodes), size, fmean(times)) for size, times, _ in halves if size and times]
     return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves), tuple(dict.fromkeys(gpus)))
 

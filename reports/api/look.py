@@ -1,4 +1,4 @@
-"""`run`, `memory`, `checkpoint`, `sensitivity`, `variability`, `export`, `explain` and the figures as functions."""
+"""`run`, `memory`, `checkpoint`, `sensitivity`, `variability`, `trace`, `export`, `explain` and the figures as functions."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from reports.api import TRACES
 from reports.api.jobs import Asked, job_of
 from reports.api.result import Result
 from reports.formatting import percent
+from topologies.reading import UserError, nearest
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -80,6 +82,27 @@ def variability(job: Asked, *, gpus: float | None = None, samples: int = 1000, s
     from strategies.planner.variability import variability as spread
 
     return spread(job_of(job), gpus, samples=samples, seed=seed)
+
+
+def trace(job: Asked, folder: str | Path, form: str = "perfetto") -> list[Path]:
+    """Write a simulated step as a trace for tools that read those of real jobs; returns the files. form: perfetto (one file),
+    kineto (a file of each rank, for HTA) or chakra (of every rank, for ASTRA-sim). Raises UserError.
+    """
+    from reports.chakra import write_chakra
+    from reports.kineto import write_kineto
+    from reports.trace import write_trace
+    from strategies.predict import simulate
+
+    if form not in TRACES:
+        raise UserError(f"unknown format of traces '{form}'{nearest(form, TRACES)}")
+    asked, into = job_of(job), Path(folder)
+    timeline = simulate(asked, fold=form != "chakra")
+    if form == "chakra":
+        return write_chakra(timeline, into)
+    if form == "kineto":
+        return write_kineto(timeline, into, "Half" if asked.plan.precision == "fp16" else "BFloat16")
+    into.mkdir(parents=True, exist_ok=True)
+    return [write_trace(timeline, into / "trace.json.gz")]
 
 
 def export(job: Asked, to: str) -> Export:

@@ -1,8 +1,10 @@
-"""`collective`, `schedule`, `teach`, `ranks`, `loop`, `server` and `straggler` as functions: parts of training by themselves."""
+"""`collective`, `topology`, `schedule`, `teach`, `ranks`, `loop`, `server` and `straggler` as functions: parts of training by
+themselves.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +35,16 @@ def collective(
     data, notes = bench(operation, cluster, nodes, ranks, profile, algorithm, sizes, measured)
     rows = tuple(data.to_dict()["rows"])
     return Result(f"{operation} on {data.where}; {'; '.join(notes)}", rows, ("bytes", "chosen", "seconds", "busbw"), detail=data)
+
+
+def topology(cluster: str, nodes: int | None = None, changes: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """What a cluster consists of and how it is wired: its links, their bytes per second in one direction and seconds of latency.
+    changes: {"node.nic": "400 Gb/s"}. `figures.topology(job.cluster)` draws one. Raises UserError.
+    """
+    from reports.tables.topology import as_data
+    from topologies.cluster_files import load_cluster
+
+    return as_data(load_cluster(cluster, nodes, changes))
 
 
 def schedule(name: str, *, pp: int | None = None, microbatches: int | None = None, chunks: int | None = None) -> list[list[str]]:

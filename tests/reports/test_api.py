@@ -97,6 +97,21 @@ def test_run_and_what_else_is_asked_of_a_job(job: shardyard.Job) -> None:
     assert "sends along an axis" in shardyard.explain("volume")
 
 
+def test_traces_and_topologies(job: shardyard.Job, tmp_path: Path) -> None:
+    """The same bytes as the command's, and the same links."""
+    for form, names in (("perfetto", ["trace.json.gz"]), ("kineto", ["rank0.json.gz"])):
+        paths = shardyard.trace(job, tmp_path / form, form)
+        assert [path.name for path in paths] == names
+        printed = CliRunner().invoke(shardyard.main, ["trace", *WORDS, "--format", form, "--output", str(tmp_path / "printed")])
+        assert printed.exit_code == 0
+        assert paths[0].read_bytes() == (tmp_path / "printed" / names[0]).read_bytes()
+    with pytest.raises(UserError, match="did you mean 'kineto'"):
+        shardyard.trace(job, tmp_path, "kinetto")
+    changed = asked("topology", "dgx-a100", "--nodes", "2", "--set", "node.nic=50 GB/s")
+    assert plain(shardyard.topology("dgx-a100", 2, {"node.nic": "50 GB/s"})) == changed
+    assert changed != asked("topology", "dgx-a100", "--nodes", "2")
+
+
 def test_a_summary_has_its_interval_where_it_is_asked_for(job: shardyard.Job) -> None:
     summary = shardyard.predict(job, interval=True)
     assert shardyard.predict(job).interval is None

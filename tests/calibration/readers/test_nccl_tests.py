@@ -77,7 +77,7 @@ def test_json(tmp_path: Path) -> None:
             "1024 256 float sum -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n",
             "does not name its collective: say which, as --collective all_reduce",
         ),
-        ("alltoall.log", "1024 256 float none -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n", "lists 0 ranks"),
+        ("alltoall.log", "1024 256 float none -1 9.0 1.0 1.0 0 9.0 1.0 1.0 0\n", "does not list its ranks"),
     ],
 )
 def test_what_is_no_log_is_one_clear_line(name: str, text: str, message: str, tmp_path: Path) -> None:
