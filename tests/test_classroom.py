@@ -18,7 +18,6 @@ from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
 from strategies.models.counting_rules import GIB, activations_by_zero
 from strategies.models.model import load_model
-from topologies.ranks import rank_table
 
 
 @pytest.fixture
@@ -173,28 +172,6 @@ def test_activations_in_flight(p, m, toy_job, toy_prices) -> None:
     for stage in range(1, p - 1):
         most = ledger(timeline, stage).held[:, MEMORY_KINDS.index("activation")].max()
         assert most == pytest.approx(min(p - stage, m) * layer)
-
-
-def test_ranks_of_two_nodes_with_four_gpus() -> None:
-    """Rank = node · processes per node + local rank; also with processes that span two GPUs."""
-    table = rank_table(2, 4)
-    assert [(row.rank, row.node, row.local_rank, row.gpus) for row in table] == [
-        (0, 0, 0, (0,)),
-        (1, 0, 1, (1,)),
-        (2, 0, 2, (2,)),
-        (3, 0, 3, (3,)),
-        (4, 1, 0, (0,)),
-        (5, 1, 1, (1,)),
-        (6, 1, 2, (2,)),
-        (7, 1, 3, (3,)),
-    ]
-    table = rank_table(2, 4, 2)
-    assert [(row.rank, row.node, row.local_rank, row.gpus) for row in table] == [
-        (0, 0, 0, (0, 1)),
-        (1, 0, 1, (2, 3)),
-        (2, 1, 0, (0, 1)),
-        (3, 1, 1, (2, 3)),
-    ]
 
 
 def test_memory_and_time_emerge_from_the_schedule_that_ran(played) -> None:

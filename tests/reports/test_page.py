@@ -159,6 +159,7 @@ def test_the_same_inputs_give_the_same_bytes(timeline: Timeline, tmp_path: Path)
     assert (tmp_path / "a/gantt.svg").exists()
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_failure_leaves_the_old_report_whole(timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     summary = summarise(timeline)
     before = {path.name: path.read_bytes() for path in write_report(tmp_path, Report(timeline, summary, {"model": "old"}))}

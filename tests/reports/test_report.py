@@ -10,7 +10,6 @@ import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
-from reports.figures import Drawing
 from reports.page.trust import measured
 from reports.tables.published import from_file
 
@@ -36,14 +35,6 @@ def report(folder: Path, *options: str) -> tuple[Result, str]:
     result = CliRunner().invoke(shardyard.main, ["report", *JOB, "--output", str(folder), *options])
     page = folder / "report.html"
     return result, page.read_text(encoding="utf-8") if page.exists() else ""
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are a dot: they have tests of their own."""
-    from PIL import Image
-
-    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
 
 
 @pytest.fixture(scope="module")
