@@ -9,6 +9,7 @@ one of each stage, those that communicate longest.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -20,6 +21,7 @@ from sim.program import Block, Cohort, Collective, Op, Program, Send, Work
 from sim.replay.places import axes_inside
 from sim.replay.program_graph import program_graph
 from strategies.job import Job
+from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.every_plan import SLACK, bounded
 from strategies.planner.bounds.expected_times import Growth, deviation_of, slowest
@@ -29,6 +31,7 @@ from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alik
 from strategies.predict import may_settle, program_of
 from topologies.links.topology import Values
 
+ORDER = Plan.model_fields["order"].default  # of ranks, which changes the grid of a program and none of its ops
 Seconds = dict[Work, float]  # work that is not in it takes no time
 
 
@@ -51,9 +54,10 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     deviation = deviation_of(job, plan, prices)
     if not (bounded(plan) and deviation and _together(job, plan)) or may_settle(plan):
         return None
-    program = program_of(job.model, plan)
-    if len(program.cohorts) != plan.pp:
+    lowered = program_of(job.model, plan.model_copy(update={"order": ORDER}))  # plans that differ in it share what follows
+    if len(lowered.cohorts) != plan.pp:
         return None
+    program = replace(lowered, grid=plan.grid)
     local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
     growths = {block: Growth.of_block(block, local) for block in _blocks(program)}
     rises: list[Seconds] = [{block: float(growth.rise) for block, growth in growths.items()}] * len(durations)
@@ -63,8 +67,8 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     for cohort, table, own in zip(program.cohorts, durations, factors, strict=True):
         works = {op.work: table.get(op.work, 0.0) for op in cohort.ops}
         drawn.append({work: time + growths[work].more(own) if work in growths else time for work, time in works.items()})
-    seconds = float(_longest_drawn(program, drawn).mean()) / program.steps * (1 - SLACK)
-    return seconds, least_memory(program, prices)
+    seconds = float(_longest_drawn(lowered, drawn).mean()) / program.steps * (1 - SLACK)
+    return seconds, least_memory(lowered, prices)
 
 
 def _total(cohort: Cohort, seconds: Seconds) -> float:

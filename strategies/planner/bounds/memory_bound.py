@@ -20,9 +20,15 @@ Ended = dict[str, int]  # of each stream: how many of its ops have ended
 def least_memory(program: Program, prices: Prices) -> float:
     """Bytes of the fullest rank, at least, as the device shows them."""
     overhead, axes = prices.profile.overhead, sum(degree > 1 for _, degree in program.grid.sizes)
-    most = max(_held(number, cohort) for number, cohort in enumerate(program.cohorts))
+    most = _most(program)
     reserve = 0.0 if program.expandable else overhead.reserve
     return (most * (1 + reserve) + overhead.context + axes * overhead.communicator) * (1 - SLACK)
+
+
+@lru_cache(maxsize=16)
+def _most(program: Program) -> float:
+    """The most that a rank holds when one of its passes begins."""
+    return max(_held(number, cohort) for number, cohort in enumerate(program.cohorts))
 
 
 def _held(number: int, cohort: Cohort) -> float:
@@ -54,19 +60,19 @@ def _before(number: int, cohort: Cohort) -> list[Ended]:
     """Of each op, what has surely ended when it starts, by what it waits for on its own rank."""
     result: list[Ended] = []
     last: dict[str, Ended] = {}  # of each stream: what has ended with its latest op
-    after: list[Ended] = []  # of each op: the same
+    after: list[tuple[str, int, Ended]] = []  # of each op: its stream, which op of it, and what has ended with it
     for op in cohort.ops:
-        ended = dict(last.get(op.stream, {}))
+        ended = last.get(op.stream, {})
         for other, position in op.after:
             if other == number and position < len(after):
-                for stream, count in after[position].items():
-                    if count > ended.get(stream, 0):
-                        ended[stream] = count
+                stream, count, more = after[position]
+                if ended.get(stream, 0) < count:  # otherwise it is known, with all that had ended with it
+                    ended = ended | {name: most for name, most in more.items() if most > ended.get(name, 0)}
         result.append(ended)
-        own = ended.get(op.stream, 0) if op.stream in last else 0
-        mine = {**ended, op.stream: own + 1}
+        own = 1 + (ended.get(op.stream, 0) if op.stream in last else 0)
+        mine = {**ended, op.stream: own}
         last[op.stream] = mine
-        after.append(mine)
+        after.append((op.stream, own, mine))
     return result
 
 

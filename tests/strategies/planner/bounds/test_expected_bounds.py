@@ -16,6 +16,7 @@ from sim.pricing.prices import Prices
 from sim.replay.draws import drawn, samples_of, slowest_of_places
 from sim.replay.places import Places, axes_inside
 from strategies.job import Job
+from strategies.lowering.lower import lower
 from strategies.planner.bounds.every_plan import bounds
 from strategies.planner.bounds.layer_cost_table import kinds_of
 from strategies.planner.bounds.longest_path import expected_path
@@ -25,6 +26,29 @@ from strategies.planner.search.space import Axis, Space
 from strategies.predict import predict, prices_of
 from tests.strategies.planner.bounds.test_bounds import CPU, GPU, LINKS, OLDER, OVERHEAD, every_bound, jobs
 from topologies.reading import UserError
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {"tp": 2, "pp": 4, "schedule": "interleaved", "chunks": 2, "data_parallel": "zero1"},
+        {"tp": 2, "pp": 2, "schedule": "zb-v", "data_parallel": "ddp"},
+        {"tp": 2, "data_parallel": "zero3", "shard": 4},
+        {"tp": 2, "pp": 2, "cp": 2, "data_parallel": "zero2", "overlap": False},
+    ],
+)
+def test_an_order_of_ranks_changes_the_grid_and_no_op(plan: dict[str, Any]) -> None:
+    """So that plans that differ in it share the longest path's program."""
+    given = {"model": "llama-3.1-8b", "cluster": "dgx-h100", "nodes": 2, "overrides": {"model.layers": 8}}
+    orders = ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp", "pp-tp-cp-ep-dp")
+    asked = [read_job(**given, plan=plan | {"order": order, "accumulation": 8}) for order in orders]
+    usual, *others = (lower(job.model, job.resolve()) for job in asked)
+    assert len({usual.grid, *(other.grid for other in others)}) > 1
+    for other in others:
+        assert repr([cohort.ops for cohort in other.cohorts]) == repr([cohort.ops for cohort in usual.cohorts])
+        assert [(cohort.at, cohort.resident, cohort.steady) for cohort in other.cohorts] == [
+            (cohort.at, cohort.resident, cohort.steady) for cohort in usual.cohorts
+        ]
 
 
 def expected_bounds(job: Job, prices: Prices) -> list[float]:
