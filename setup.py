@@ -34,6 +34,11 @@ def below(text: str) -> str:
 class Build(build_py):
     """Modules as they are below `shardyard`."""
 
+    def run(self) -> None:
+        """All packages, and the mark by which type checkers read the types of `shardyard` and what is below it (PEP 561)."""
+        super().run()
+        (Path(self.build_lib) / "shardyard" / "py.typed").touch()
+
     def find_package_modules(self, package: str, package_dir: str) -> list[tuple[str, str, str]]:
         """Those of a folder; the package itself is shardyard.py, and so is what `python -m shardyard` runs, as launchers do."""
         return (

@@ -66,12 +66,12 @@ def test_nothing_of_it_is_imported_from_the_top_level(installed: Path) -> None:
 
 
 def test_data_of_rooms_are_in_it(installed: Path) -> None:
+    assert (installed / "shardyard" / "py.typed").exists()
     for room in ROOMS:
         there = {path.relative_to(ROOT / room) for path in (ROOT / room).rglob("*.yaml")}
         assert there == {
             path.relative_to(installed / "shardyard" / room) for path in (installed / "shardyard" / room).rglob("*.yaml")
         }
-        assert (installed / "shardyard" / room / "py.typed").exists()
 
 
 JOB = ("--model", "gpt2-1.5b", "--cluster", "dgx-h100", "--set", "plan.data_parallel=zero1", "--set", "plan.sequence=1024")
