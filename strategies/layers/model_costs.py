@@ -11,9 +11,10 @@ twice forward, no recomputation.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import Any
 
 from strategies.frameworks.megatron_2021.small_kernels import batch
 from strategies.layers import selective_recomputation
@@ -55,6 +56,9 @@ class ModelCosts:
     handed_on: tuple[
         float, ...
     ] = ()  # bytes of what each layer is given for a microbatch, of a module whose blocks differ in that
+    # by what tells pipeline stages apart, what stages have in common that are alike, whatever the number of microbatches: see
+    # strategies.lowering.stage_parts
+    stages: dict[Hashable, tuple[list[LayerCost], dict[Hashable, Any]]] = field(default_factory=dict, compare=False, repr=False)
 
     def layer(self, index: int) -> LayerCost:
         """Layer 0 … layers − 1 of the model."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import replace
+from typing import Any
 
 from sim.program import Cohort, Collective, Memory, Op, Program
 from strategies.data_parallel.hook import hook_of
@@ -66,7 +68,8 @@ class _Lowering:
         places = [(rank, chunk, self.schedule.stage(rank, ranks, chunk)) for rank in range(ranks) for chunk in range(plan.chunks)]
         self.rank_of = {number: rank for rank, _, number in places}
         for rank, chunk, number in places:
-            self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], self._parts(work, number), plan, model)
+            chosen, alike = self._parts(work, number)
+            self.stages[number] = Stage(number, rank, chunk, self.cohorts[rank], chosen, plan, model, alike)
         self.last = len(plan.layers) - 1
         # a head's stage that uses the embedding's matrix has a copy of it when no stage of its rank has the embedding
         self.tied = bool(work.tied) and self.stages[0].rank != self.stages[self.last].rank and self.schedule.copies == 1
@@ -78,24 +81,28 @@ class _Lowering:
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
         self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers
 
-    def _parts(self, work: ModelCosts, stage: int) -> list[LayerCost]:
+    def _parts(self, work: ModelCosts, stage: int) -> tuple[list[LayerCost], dict[Hashable, Any]]:
+        """The parts of a stage, and what it has in common with stages that are alike."""
+        own, last = self.rank_of[stage], len(self.plan.layers) - 1
         number = stage % len(self.plan.layers)  # of a second copy of the model
-        first = sum(self.plan.layers[:number])
-        chosen = work.stage(first, self.plan.layers[number])
-        if number == 0:
-            chosen.insert(0, work.embedding)
-        if number == len(self.plan.layers) - 1:
-            chosen.append(work.head)
-        if not chosen:
-            return chosen
-        own = self.rank_of[stage]
-        ahead = work.batch + (work.received if number and self.rank_of[stage - 1] != own else ())
-        if ahead:
-            chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
-        if work.returned and number < len(self.plan.layers) - 1 and self.rank_of[stage + 1] != own:
-            end, back = chosen[-1], work.returned
-            chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
-        return chosen
+        first, count = sum(self.plan.layers[:number]), self.plan.layers[number]
+        received = bool(number) and self.rank_of[stage - 1] != own
+        returned = number < last and self.rank_of[stage + 1] != own
+        key = work.kinds[first : first + count], number == 0, number == last, received, returned
+        if key not in work.stages:
+            chosen = [
+                *([work.embedding] if number == 0 else []),
+                *work.stage(first, count),
+                *([work.head] if number == last else []),
+            ]
+            ahead = work.batch + (work.received if received else ())
+            if ahead and chosen:
+                chosen[0] = replace(chosen[0], forward=ahead + chosen[0].forward)
+            if work.returned and returned and chosen:
+                end, back = chosen[-1], work.returned
+                chosen[-1] = replace(end, backward=back + end.backward, input_gradient=back + end.input_gradient)
+            work.stages[key] = chosen, {}
+        return work.stages[key]
 
     def program(self) -> Program:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
+from typing import Any
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
@@ -13,6 +14,7 @@ from strategies.layers.layer_cost import LayerCost
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, WEIGHT, shared
 from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
+from strategies.lowering.stage_parts import once
 from strategies.lowering.stage_passes import StagePasses
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
@@ -27,23 +29,29 @@ class Stage(StagePasses):
     """A stage with what ranks that have the same parameters do together: gradients reduced in buckets, and the update."""
 
     def __init__(
-        self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[LayerCost], plan: Resolved, model: Model
+        self,
+        number: int,
+        rank: int,
+        chunk: int,
+        cohort: Cohort,
+        parts: Sequence[LayerCost],
+        plan: Resolved,
+        model: Model,
+        alike: dict[Hashable, Any] | None = None,
     ) -> None:
-        super().__init__(number, rank, chunk, cohort, parts, plan, model)
+        super().__init__(number, rank, chunk, cohort, parts, plan, model, alike)
         self.reduced: list[Ref] = []  # gradient collectives that the update waits for
         self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
-        self._buckets: dict[bool, list[Bucket]] = {}
 
     @cached_property
     def limits(self) -> Limits:
         """When a bucket of its gradients is full."""
         return limits(self.plan, self.rank, self.chunk)
 
+    @once
     def buckets(self, weights_only: bool = False) -> list[Bucket]:
         """What is reduced together, in the order in which a backward pass (weights_only: its second half) makes it."""
-        if weights_only not in self._buckets:
-            self._buckets[weights_only] = filled(list(self._gradients(weights_only)), self.limits, Cut(0))
-        return self._buckets[weights_only]
+        return filled(list(self._gradients(weights_only)), self.limits, Cut(0))
 
     def _gradients(self, weights_only: bool) -> Iterator[Gradient]:
         """Gradients of the parameters that other ranks have too."""
@@ -185,12 +193,22 @@ class Stage(StagePasses):
 
         gradient_shards: ranks over which gradients are sharded: it is as much of them that a rank sets to zero.
         """
-        count, gradients = self.sharded(shards), self.sharded(gradient_shards)
-        plan, replicated = self.plan, self._replicated(gradient_shards)
         if self.host.updates:
+            count, replicated = self.sharded(shards), self._replicated(gradient_shards)
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
-            return self.host.update(count, on_the_cpus(plan) * count, after)
+            return self.host.update(count, on_the_cpus(self.plan) * count, after)
+        block, allocated = self._update(shards, gradient_shards)
+        freed: Memory = (("gradient", self.freed),) if self.freed else ()
+        ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))
+        self.has_gradients, self.freed = False, 0.0
+        return self.host.store(self.sharded(shards), ref) if self.host.has_parameters else ref
+
+    @once
+    def _update(self, shards: float, gradient_shards: int) -> tuple[Block, Memory]:
+        """The block of an update, and what it takes while it runs."""
+        count, gradients = self.sharded(shards), self.sharded(gradient_shards)
+        plan, replicated = self.plan, self._replicated(gradient_shards)
         rest = left_to_adam(plan, self.parts) / shards
         second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * rest, "fp32")
         kernels: tuple[Item, ...] = (
@@ -201,11 +219,7 @@ class Stage(StagePasses):
         block = Block("optimizer", (Run(1, shared(kernels)), *matrix_products(plan, self.parts, round(shards))))
         distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
         largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
-        allocated: Memory = (("gradient", update_workspace(plan, count, largest)),)
-        freed: Memory = (("gradient", self.freed),) if self.freed else ()
-        ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))
-        self.has_gradients, self.freed = False, 0.0
-        return self.host.store(count, ref) if self.host.has_parameters else ref
+        return block, (("gradient", update_workspace(plan, count, largest)),)
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
+from functools import wraps
 from itertools import groupby
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sim.program import Memory
 from strategies.data_parallel.shard_padding import padded
@@ -13,11 +15,45 @@ from strategies.models.model import Model
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import Resolved
 
+S = TypeVar("S", bound="StageParts")
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+
+def once(
+    method: Callable[Concatenate[S, Arguments], Result],
+) -> Callable[Concatenate[S, Arguments], Result]:
+    """A method of a stage that is worked out once for all stages that are alike."""
+
+    @wraps(method)
+    def remembered(stage: S, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        key = (method, arguments, *options.items(), stage.differences)
+        known = stage.alike.get(key)
+        if known is None:
+            known = stage.alike[key] = method(stage, *arguments, **options)
+        result: Result = known
+        return result
+
+    return remembered
+
 
 class StageParts:
-    """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`."""
+    """Virtual stage `number` of the pipeline: `parts` (embedding, layers, head), the chunk `chunk` of pipeline rank `rank`.
 
-    def __init__(self, number: int, rank: int, chunk: int, parts: Sequence[LayerCost], plan: Resolved, model: Model) -> None:
+    alike: what stages of the same parts have in common.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        rank: int,
+        chunk: int,
+        parts: Sequence[LayerCost],
+        plan: Resolved,
+        model: Model,
+        alike: dict[Hashable, Any] | None = None,
+    ) -> None:
+        self.alike: dict[Hashable, Any] = {} if alike is None else alike
         self.number, self.rank, self.chunk = number, rank, chunk
         self.parts, self.plan, self.model = tuple(parts), plan, model
         self.kinds = [(part, len(list(same))) for part, same in groupby(self.parts)]  # parts that follow each other, how many
@@ -25,6 +61,11 @@ class StageParts:
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.tied_frozen = 0  # the same where it is not trained
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
+
+    @property
+    def differences(self) -> Hashable:
+        """What tells stages of the same parts apart: a second copy of the embedding, buffers, which bucket is the first."""
+        return self.tied, self.tied_frozen, self.received, self.output, self.rank == 0, self.chunk == 0
 
     @property
     def parameters(self) -> int:
@@ -72,6 +113,7 @@ class StageParts:
         self.output = sent or head.logits
         return (("buffer", plan.microbatches * (received + sent)),)
 
+    @once
     def sharded(self, shards: float) -> float:
         """Elements that a rank has when the ranks with the same parameters share them out over `shards` of them: of experts,
         which differ from ep rank to ep rank, fewer ranks have the same.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from sim.program import CACHED, COMPUTE, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
@@ -13,7 +14,7 @@ from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
 from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, runs, workspace
 from strategies.lowering.host import Host
-from strategies.lowering.stage_parts import StageParts
+from strategies.lowering.stage_parts import StageParts, once
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
@@ -33,17 +34,23 @@ class StagePasses(StageParts):
     """A stage whose passes are being added to `cohort`."""
 
     def __init__(
-        self, number: int, rank: int, chunk: int, cohort: Cohort, parts: Sequence[LayerCost], plan: Resolved, model: Model
+        self,
+        number: int,
+        rank: int,
+        chunk: int,
+        cohort: Cohort,
+        parts: Sequence[LayerCost],
+        plan: Resolved,
+        model: Model,
+        alike: dict[Hashable, Any] | None = None,
     ) -> None:
-        super().__init__(number, rank, chunk, parts, plan, model)
+        super().__init__(number, rank, chunk, parts, plan, model, alike)
         self.cohort, self.host = cohort, Host(plan, rank, self.add)
         count = plan.offload_activations
         self.activations = ActivationOffload(parts, count, self.host) if count else None
         self._timed = plan.kernel_set.times_parts
         self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
-        self._blocks: dict[tuple[str, Cut, Cut, str, float], tuple[Block, Memory, Memory]] = {}
-        self._copied: dict[tuple[Block, str, tuple[float, ...]], tuple[Block, Block]] = {}  # without and with passes of copies
 
     @property
     def alone(self) -> bool:
@@ -70,12 +77,14 @@ class StagePasses(StageParts):
         """
         op = self.cohort.ops[ref.op]
         assert isinstance(op.work, Block)
-        key = op.work, label, moved
-        if key not in self._copied:  # one object for all microbatches
-            dtype = self.plan.precision
-            run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPER_COPY) for each in moved))
-            self._copied[key] = op.work, replace(op.work, runs=(run, *op.work.runs) if first else (*op.work.runs, run))
-        op.work = self._copied[key][1]
+        op.work = self._copying(op.work, label, phase, moved, first)
+
+    @once
+    def _copying(self, block: Block, label: str, phase: str, moved: tuple[float, ...], first: bool) -> Block:
+        """One object for all microbatches."""
+        dtype = self.plan.precision
+        run = Run(1, tuple(Kernel("memory", label, phase, 0.0, each, dtype, variant=WRAPPER_COPY) for each in moved))
+        return replace(block, runs=(run, *block.runs) if first else (*block.runs, run))
 
     def last(self, stream: str) -> Ref | None:
         """The op that is last so far on a stream of the stage's rank."""
@@ -94,7 +103,7 @@ class StagePasses(StageParts):
         if self._by_parts:
             return self._forward_by_parts(microbatch, after, range(first, self._begin(last).part), free)
         if first or last is not None:
-            block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first))
+            block, allocate, given_back = self._block(FORWARD, self._begin(last), Cut(first), "", 0.0)
         else:
             block, allocate, given_back = self._whole_forward
         return self.add(Op(COMPUTE, block, after, allocate, given_back + free if free else given_back, microbatch))
@@ -141,7 +150,7 @@ class StagePasses(StageParts):
         """
         if self._by_parts:
             return self._backward_by_parts(microbatch, after, start, end, allocate, free, passing)
-        block, allocated, given_back = self._block(way, start, end, passing)
+        block, allocated, given_back = self._block(way, start, end, passing, 0.0)
         return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
 
     @property
@@ -154,7 +163,7 @@ class StagePasses(StageParts):
         offload = self.activations
         for part in parts:
             gone, less = offload.before_forward(part) if offload else ((), ())
-            block, allocate, given_back = self._block(FORWARD, Cut(part + 1), Cut(part))
+            block, allocate, given_back = self._block(FORWARD, Cut(part + 1), Cut(part), "", 0.0)
             given_back += free if part == parts[-1] else ()
             work = COMPUTE, block, (*after, *gone), _summed(allocate + less), given_back, microbatch
             ref = self.add(Op(*work, held=self._timed))
@@ -214,7 +223,7 @@ class StagePasses(StageParts):
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()
     ) -> Ref:
         """First half of a backward pass: what the weight gradients need stays until the second half."""
-        block, allocated, given_back = self._block(INPUT, self._begin(last), Cut(first))
+        block, allocated, given_back = self._block(INPUT, self._begin(last), Cut(first), "", 0.0)
         return self.add(Op(COMPUTE, block, after, allocated, given_back + free, microbatch))
 
     def weight_gradient(
@@ -227,16 +236,16 @@ class StagePasses(StageParts):
         free: Memory = (),
     ) -> Ref:
         """Second half of a backward pass."""
-        block, allocated, given_back = self._block(WEIGHT, self._begin(last), Cut(first))
+        block, allocated, given_back = self._block(WEIGHT, self._begin(last), Cut(first), "", 0.0)
         return self.add(Op(COMPUTE, block, after, allocated + allocate, given_back + free, microbatch))
 
     @cached_property
     def _whole_forward(self) -> tuple[Block, Memory, Memory]:
-        return self._block(FORWARD, self._begin(None), Cut(0))
+        return self._block(FORWARD, self._begin(None), Cut(0), "", 0.0)
 
     @cached_property
     def _whole_backward(self) -> tuple[Block, Memory, Memory]:
-        return self._block(BACKWARD, self._begin(None), Cut(0))
+        return self._block(BACKWARD, self._begin(None), Cut(0), "", 0.0)
 
     def _begin(self, last: int | None) -> Cut:
         """The moment before the backward pass of parts up to `last`, by default all."""
@@ -244,32 +253,29 @@ class StagePasses(StageParts):
 
     def memory(self, direction: str, part: int, passing: str = "") -> tuple[Memory, Memory]:
         """What a part's pass takes and gives back. passing: besides its parameters' gradients of this kind, which it makes."""
-        return self._block(direction, Cut(part + 1), Cut(part), passing)[1:]
+        return self._block(direction, Cut(part + 1), Cut(part), passing, 0.0)[1:]
 
-    def _block(
-        self, direction: str, start: Cut, end: Cut, passing: str = "", absent: float = 0.0
-    ) -> tuple[Block, Memory, Memory]:
+    @once
+    def _block(self, direction: str, start: Cut, end: Cut, passing: str, absent: float) -> tuple[Block, Memory, Memory]:
         """The block of what is between two moments of a pass (forward, from `end` to `start`), what it allocates and what it
-        frees; one object for all microbatches. Of a part that is cut each piece needs the workspace of all of it.
+        frees; one object for all microbatches, and stages that are alike. Of a part that is cut each piece needs the workspace of
+        all of it.
         """
-        key = (direction, start, end, passing, absent)
-        if key not in self._blocks:
-            last = start.part + (start.left > 0)
-            parts, over = self.parts[end.part : last], self.parts[end.part + (end.left > 0) : last]
-            kept = self.output if over and last == len(self.parts) else 0.0
-            kept -= self.received if not (end.part or end.left) else 0.0
-            making, begun = self._making(start, end) if passing else None, start.left > 0
-            most = workspace(parts, direction, absent, 0.0, making, begun)
-            kept_back = workspace(parts, direction, absent, self._stranded, making, begun) - most
-            less = min(0.0, most)  # what is held in the place of what was saved; or gradients, while that is there
-            instead = 0.0 if passing else less
-            saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
-            held: Memory = (("activation", sum(part.held for part in over) + instead),)
-            work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
-            allocated = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
-            freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
-            self._blocks[key] = Block(direction, runs(parts, direction, start.left, end.left)), allocated, freed
-        return self._blocks[key]
+        last = start.part + (start.left > 0)
+        parts, over = self.parts[end.part : last], self.parts[end.part + (end.left > 0) : last]
+        kept = self.output if over and last == len(self.parts) else 0.0
+        kept -= self.received if not (end.part or end.left) else 0.0
+        making, begun = self._making(start, end) if passing else None, start.left > 0
+        most = workspace(parts, direction, absent, 0.0, making, begun)
+        kept_back = workspace(parts, direction, absent, self._stranded, making, begun) - most
+        less = min(0.0, most)  # what is held in the place of what was saved; or gradients, while that is there
+        instead = 0.0 if passing else less
+        saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
+        held: Memory = (("activation", sum(part.held for part in over) + instead),)
+        work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
+        allocated = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
+        freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
+        return Block(direction, runs(parts, direction, start.left, end.left)), allocated, freed
 
     def _making(self, start: Cut, end: Cut) -> Making:
         """The gradients that a piece of a backward pass makes."""
