@@ -115,6 +115,7 @@ class Timeline:
     variability: tuple[float, ...] = ()  # by kind of GPU, σ of the logarithm of kernels' seconds among them: not played, see
     # sim.replay.waiting
     replay: object = field(default=None, init=False, compare=False)  # see sim.replay.step.replay_of
+    peaks: dict[int, object] = field(default_factory=dict, init=False, compare=False)  # by lane, see sim.analysis.memory.peak
 
     def __repr__(self) -> str:
         return f"<Timeline of {len(self.start):,} ops on {len(self.lanes)} lanes, {self.step:.4g} s>"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,6 +56,25 @@ class Ledger:
         moment = int(self._all.argmax())
         op = int(self.during[moment])
         return float(self.times[moment]), "resident" if op < 0 else op_label(self.ops[op])
+
+
+class Peak(NamedTuple):
+    """What a ledger says of its peak; see there."""
+
+    bytes: float
+    reserved: float
+    kinds: dict[str, float]
+    time: float
+    op: str
+
+
+def peak(timeline: Timeline, lane: int) -> Peak:
+    """The peak of a lane, which is kept with the timeline."""
+    known = timeline.peaks.get(lane)
+    if known is None:
+        book = ledger(timeline, lane)
+        known = timeline.peaks[lane] = Peak(book.peak, book.reserved, book.at_peak, *book.when)
+    return cast(Peak, known)
 
 
 def ledger(timeline: Timeline, lane: int) -> Ledger:

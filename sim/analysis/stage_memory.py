@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.analysis.memory import ledger
+from sim.analysis.memory import peak
 from sim.timeline import Timeline
 from topologies.links.topology import is_hosted
 
@@ -56,23 +56,23 @@ class NodeMemory:
 
 def stage_memory(timeline: Timeline, lane: int) -> StageMemory:
     """Peak memory of a lane's rank."""
-    book, prices = ledger(timeline, lane), timeline.prices(lane)
+    held, prices = peak(timeline, lane), timeline.prices(lane)
     overhead, expandable = prices.profile.overhead, timeline.program.expandable
     every = {
         "context": overhead.context,
         "communicators": timeline.program.grid.communicators * overhead.communicator,
-        "reserve": 0.0 if expandable else overhead.reserve * book.peak,
+        "reserve": 0.0 if expandable else overhead.reserve * held.bytes,
     }
     extra = sum(every.values())
-    time, op = book.when
+    time = held.time
     if timeline.before is not None:
-        time += timeline.periods * (time - ledger(timeline.before, lane).when[0])
+        time += timeline.periods * (time - peak(timeline.before, lane).time)
     actor = timeline.lanes[lane]
     stage = timeline.stage(lane)
-    peak, capacity = book.peak + extra, prices.gpu.memory
-    cached = 0.0 if expandable else min(book.reserved - book.peak, max(0.0, capacity - peak))
+    most, capacity = held.bytes + extra, prices.gpu.memory
+    cached = 0.0 if expandable else min(held.reserved - held.bytes, max(0.0, capacity - most))
     own = capacity if len(timeline.op_costs.prices.members) > 1 else None
-    return StageMemory(stage, actor.rank, book.at_peak, extra, peak, time, op, every, cached, own)
+    return StageMemory(stage, actor.rank, held.kinds, extra, most, time, held.op, every, cached, own)
 
 
 def node_memory(timeline: Timeline) -> NodeMemory | None:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.analysis.memory import ledger
+from sim.analysis.memory import peak
 from sim.program import COMPUTE
 from sim.timeline import Timeline
 
@@ -53,7 +53,9 @@ def extended(short: Timeline, long: Timeline, periods: int, follows: bool = Fals
     works = [[(op.lane, op.op.stream) for op in timeline.distinct] for timeline in (short, long)]
     if works[0] != works[1]:
         return None
-    return replace(long, events=long.events + periods * (long.events - short.events), before=short, periods=periods)
+    result = replace(long, events=long.events + periods * (long.events - short.events), before=short, periods=periods)
+    result.peaks = long.peaks
+    return result
 
 
 def _period_put_in(short: Timeline, long: Timeline, lane: int, shift: float) -> bool:
@@ -98,6 +100,5 @@ def _times(timeline: Timeline, lane: int) -> _Times:
 
 def _holds_the_same(short: Timeline, long: Timeline, lane: int, shift: float) -> bool:
     """Whether a lane's memory has the same peaks in both, before the period that was put in or after it."""
-    books = [ledger(timeline, lane) for timeline in (short, long)]
-    same = {(book.peak, book.reserved, book.when[1], tuple(book.at_peak.values())) for book in books}
-    return len(same) == 1 and books[1].when[0] - books[0].when[0] in (0.0, shift)
+    before, after = peak(short, lane), peak(long, lane)
+    return after._replace(time=before.time) == before and after.time - before.time in (0.0, shift)

@@ -180,7 +180,7 @@ class Player:
         device = self.devices[number]
         if self.lanes.every[number].cohort in self.lanes.touched:
             segmented = self.segments[number].of(work)
-            if segmented.links:
+            if segmented:
                 return ContendedBlock(self.env, device, cost, work, self.network, segmented)
         return Compute(self.env, device, cost, work)
 

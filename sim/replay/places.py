@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import COMPUTE, Block, Collective, Program
+from sim.op_index import op_index
+from sim.program import Block, Collective, Item, Program, SharedItems, Start
 from sim.timeline import Timeline
 from topologies.links.topology import Ids
 
@@ -107,9 +108,17 @@ class Places:
 def axes_inside(program: Program) -> tuple[str, ...]:
     """Axes along which ranks meet inside blocks."""
     axes: dict[str, None] = {}
+    inside: dict[SharedItems, tuple[str, ...]] = {}  # the axes of what cohorts have in common
     for cohort in program.cohorts:
-        for block in {op.work: None for op in cohort.ops if op.stream == COMPUTE and isinstance(op.work, Block)}:
-            for _, item in block.items():
-                if isinstance(item, Collective):
-                    axes |= dict.fromkeys(axis for axis in item.axes if axis not in cohort.at)
+        blocks = [op.work for _, op, _ in op_index(cohort).works if isinstance(op.work, Block)]
+        for items in dict.fromkeys(run.items for block in blocks for run in block.runs):
+            if items not in inside:
+                inside[items] = tuple(dict.fromkeys(axis for item in items for axis in _axes(item)))
+            axes |= dict.fromkeys(axis for axis in inside[items] if axis not in cohort.at)
     return tuple(axes)
+
+
+def _axes(item: Item) -> tuple[str, ...]:
+    """The axes of a collective."""
+    work = item.collective if isinstance(item, Start) else item
+    return work.axes if isinstance(work, Collective) else ()

@@ -57,18 +57,19 @@ class ContendedBlock(Compute):
 
     def _go_on(self) -> None:
         """Play what is left of the block, in one go where nothing else is on its links."""
-        if self._place == len(self.segmented.segments):
-            self.network.leave(self, self.segmented.links)
-            self._settle()
-            self.finish()
-            return
-        rest = self.segmented.segments[self._place]
         if self.device.beside_collectives or not self.network.quiet(self.segmented.links):
+            rest = self.segmented.segments[self._place]
             self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces], ())
             return
-        self._whole = _Whole(self, rest.cost if self._place else self.cost)
+        self._whole = _Whole(self, self.segmented.segments[self._place].cost if self._place else self.cost)
         self._whole.start, self._whole.launched = self.env.now, self.launched
         self.device.compute(self._whole)
+
+    def _end(self) -> None:
+        """The last segment is over."""
+        self.network.leave(self, self.segmented.links)
+        self._settle()
+        self.finish()
 
     def _play(self, rest: Rest, states: Sequence[_State], spans: Sequence[Span]) -> None:
         """Play a segment as tasks: what is left of its pieces. spans: theirs without other traffic, where some have begun."""
@@ -122,15 +123,17 @@ class ContendedBlock(Compute):
             elif task is not None:
                 more = (task.end or 0.0) - task.start - state.left
                 self._lengthened[piece.axis] = self._lengthened.get(piece.axis, 0.0) + more
-        self._go_on()
+        if self._place == len(self.segmented.segments):
+            self._end()
+        else:
+            self._go_on()
 
     def computed(self, whole: _Whole) -> None:
         """All that was left is over."""
         self.stretch += whole.stretch
-        last = len(self.segmented.segments)
-        self._passages.append(Passage(self._place, last, whole.start, self.env.now))
-        self._whole, self._place = None, last
-        self._go_on()
+        self._passages.append(Passage(self._place, None, whole.start, self.env.now))
+        self._whole = None
+        self._end()
 
     def disturb(self) -> None:
         """Something comes to the links, or a collective beside the kernels: go on piece by piece."""
@@ -156,8 +159,8 @@ class ContendedBlock(Compute):
                 return
             begin = end
             self._place += 1
-        self._passages.append(Passage(first, self._place, whole.start, begin))
-        self._go_on()
+        self._passages.append(Passage(first, None, whole.start, begin))
+        self._end()
 
     def _settle(self) -> None:
         """Say what lengthened the block: other traffic its collectives, besides what slowed down its kernels."""
@@ -181,8 +184,8 @@ def played_blocks(
             task = tasks[at]
             if isinstance(task, ContendedBlock):
                 yield at, task.played
-            elif task is None and isinstance(op.work, Block) and (segmented := segments[number].of(op.work)).links:
-                whole = Passage(0, len(segmented.segments), times.start[at], times.end[at])
+            elif task is None and isinstance(op.work, Block) and (segmented := segments[number].of(op.work)):
+                whole = Passage(0, None, times.start[at], times.end[at])
                 yield at, PlayedBlock(segmented, (whole,), times.launched[at], lanes.profile(number).slowdown)
 
 

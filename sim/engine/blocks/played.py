@@ -18,12 +18,12 @@ Span = tuple[float, float]  # start and end, seconds
 
 
 class Passage(NamedTuple):
-    """Segments number `first` to before `last` of a block, from `begin` to `end`. spans: of the pieces of a segment that was
-    played piece by piece; empty where the segments were one event.
+    """Segments number `first` to before `last` of a block (None: to its end), from `begin` to `end`. spans: of the pieces of a
+    segment that was played piece by piece; empty where the segments were one event.
     """
 
     first: int
-    last: int
+    last: int | None
     begin: float
     end: float
     spans: tuple[Span, ...] = ()

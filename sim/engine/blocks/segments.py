@@ -6,7 +6,7 @@ Between segments no collective of the block is under way. A segment is a graph o
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from math import inf
 from typing import NamedTuple
 
@@ -58,11 +58,18 @@ class Rest(NamedTuple):
     cost: BlockCost
 
 
-class SegmentedBlock(NamedTuple):
-    """The segments of a block, and the links of its collectives."""
+class SegmentedBlock:
+    """The segments of a block of a lane, and the links of its collectives. Most blocks are never cut: segments are worked out
+    when they are first asked for.
+    """
 
-    segments: tuple[Rest, ...]
-    links: tuple[int, ...]
+    def __init__(self, lane: Segments, block: Block, links: tuple[int, ...]) -> None:
+        self.links, self._lane, self._block = links, lane, block
+
+    @cached_property
+    def segments(self) -> tuple[Rest, ...]:
+        """In order."""
+        return self._lane.cut(self._block)
 
 
 class Segments:
@@ -70,20 +77,19 @@ class Segments:
 
     def __init__(self, lanes: Lanes, number: int) -> None:
         self.lanes, self.number = lanes, number
-        self._blocks: dict[Block, SegmentedBlock] = {}
+        self._blocks: dict[Block, SegmentedBlock | None] = {}
         self._runs: dict[SharedItems, list[Segment]] = {}
 
-    def of(self, block: Block) -> SegmentedBlock:
-        """The segments of a block; none where it has no collectives."""
-        known = self._blocks.get(block)
-        if known is None:
-            known = self._blocks[block] = self._segmented(block)
-        return known
+    def of(self, block: Block) -> SegmentedBlock | None:
+        """The segments of a block; None where its collectives take no links."""
+        if block not in self._blocks:
+            inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
+            links = {link: None for cost, _ in inside for link in sorted(cost.links)}
+            self._blocks[block] = SegmentedBlock(self, block, tuple(links)) if links else None
+        return self._blocks[block]
 
-    def _segmented(self, block: Block) -> SegmentedBlock:
-        inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
-        if not inside:
-            return SegmentedBlock((), ())
+    def cut(self, block: Block) -> tuple[Rest, ...]:
+        """See `SegmentedBlock.segments`."""
         sequence: list[Segment] = []
         for times, items in block.runs:
             if all(isinstance(item, Kernel) for item in items):
@@ -92,7 +98,6 @@ class Segments:
                 if items not in self._runs:
                     self._runs[items] = [self._segment(block.name, 1, each) for each in _cut(items)]
                 sequence += self._runs[items] * times
-        links = {link: None for cost, _ in inside for link in sorted(cost.links)}
         launches = [0.0]
         for segment in sequence:
             launches.append(launches[-1] + segment.cost.host)
@@ -102,7 +107,7 @@ class Segments:
             critical = max(critical, launch + segment.cost.critical + busy)
             busy, kernels = busy + segment.cost.busy, kernels + segment.cost.kernels
             rests.append(Rest(segment, launch, BlockCost(busy, critical, 0.0, {}, kernels)))
-        return SegmentedBlock(tuple(reversed(rests)), tuple(links))
+        return tuple(reversed(rests))
 
     def _segment(self, name: str, times: int, items: SharedItems) -> Segment:
         lane = self.lanes.every[self.number]
