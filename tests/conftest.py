@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import resource
 import signal
 import sys
@@ -19,6 +20,8 @@ from strategies.schedules import schedules
 from topologies.cluster import Cluster
 from topologies.reading import build
 
+# torch's; tensors are tiny, and on a busy machine a product of them takes 20 times as long with threads that wait for each other
+os.environ["OMP_NUM_THREADS"] = "1"
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
 
 

@@ -40,10 +40,8 @@ def rehearse() -> Callable[..., Rehearsed]:
     """rehearse(model, gpus, stage=0, **plan): one step of PyTorch's own parts, each as its documentation uses it."""
 
     def step(model: dict[str, Any], gpus: int, stage: int = 0, **fields: Any) -> Rehearsed:
-        import torch
         from torch._subclasses import FakeTensorMode
 
-        torch.set_num_threads(1)  # tensors are tiny, and threads that wait for each other take long on a busy machine
         built, plan = Model(**model), Plan(**{"kernels": "torch"} | fields)
         resolved = Resolved.of(plan, built, gpus)
         with _ranks(gpus, stage * gpus // plan.pp):
