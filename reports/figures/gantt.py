@@ -112,10 +112,13 @@ def _updates(timeline: Timeline) -> list[float]:
     ends = list[float]()
     updated = False
     for row in timeline.rows_of(0, timeline.every_op(0)):
-        if row.op.stream == COMPUTE and isinstance(row.op.work, Block):
-            if row.op.microbatch < 0:
-                ends[len(ends) - updated :] = [row.end]
-            updated = row.op.microbatch < 0
+        if row.op.stream != COMPUTE or not isinstance(row.op.work, Block):
+            continue
+        if row.op.microbatch >= 0:
+            updated = False
+        elif row.kind == "optimizer":  # and no compression of gradients, nor parameters that are unpacked
+            ends[len(ends) - updated :] = [row.end]
+            updated = True
     return ends
 
 

@@ -307,6 +307,13 @@ def test_of_many_local_steps_the_first_and_the_last_are_drawn(play: Callable[...
     assert tops[0] == tops[1]
 
 
+@pytest.mark.parametrize("name", ["powersgd", "zero-plus-plus"])
+def test_kernels_between_passes_that_are_no_updates_are_no_local_steps(name: str) -> None:
+    """Compressed gradients, and parameters that are unpacked: more than 100 of them in a step that is drawn whole."""
+    timeline = simulate(read_job(Path(__file__).parents[2] / f"examples/data_parallel/{name}.yaml"))
+    assert len(gantt.figure(timeline).axes) == 1
+
+
 def test_a_curve_shows_what_does_not_fit_in_its_legend() -> None:
     (ax,) = curve.figure(Curve("nodes", {"the job's plan": [(2.0, 1.0, False), (4.0, 1.0, True)]})).axes
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["the job's plan", "out of memory"]
