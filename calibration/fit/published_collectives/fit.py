@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from calibration.fit.published_collectives.rows import Row
 from sim.analysis.collective_sweep import lone
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transfers.nccl_tuning import communicator, passed_over
+from sim.pricing.transfers.nccl_tuning import communicator, limits_of, passed_over
 from sim.pricing.transfers.protocols import (
     IN_SWITCH,
     PROTOCOLS,
@@ -109,7 +109,7 @@ def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Seri
         pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
         sweep.shapes = pricing.shapes(work, 0)
         if operation == "all_reduce" and not profile.tuner:
-            group = communicator(pricing.topology, pricing.grid, pricing.siblings(work, 0))
+            group = communicator(pricing.topology, pricing.grid, pricing.siblings(work, 0), limits_of(part.node.gpu))
             sweep.passed = [passed_over(group, size) for size in sweep.size]
         result.append(sweep)
     return result

@@ -18,7 +18,7 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
-from sim.pricing.transfers.nccl_tuning import communicator, passed_over
+from sim.pricing.transfers.nccl_tuning import communicator, limits_of, passed_over
 from sim.pricing.transfers.protocols import (
     IN_SWITCH,
     SIMPLE,
@@ -157,10 +157,11 @@ class AlgorithmChoice:
         names = {traffic.algorithm for traffic in able}
         if isinstance(work, Send) or not {"all_reduce/ring", "all_reduce/tree"} <= names:
             return ""
-        profile = self._of(able[0]).prices.profile
+        prices = self._of(able[0]).prices
+        profile = prices.profile
         if split(work.algorithm, work.operation)[0] != "auto" or "ll" not in profile.protocols or profile.tuner:
             return ""
-        return passed_over(communicator(self.topology, self.grid, able[0]), work.bytes)
+        return passed_over(communicator(self.topology, self.grid, able[0], limits_of(prices.gpu)), work.bytes)
 
     def ways(self, work: Collective | Send, able: list[Traffic]) -> list[TransferCost]:
         """The cost of `work` on its own by each algorithm of `able` and each usable protocol. Raises UserError when there is

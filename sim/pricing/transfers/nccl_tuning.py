@@ -2,10 +2,11 @@
 
 github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth of both, by protocol; the least wins. The
 search for channels (src/graph/search.cc, its second pass) makes rings as fast inside as between nodes; trees of two nodes, whose
-NICs are half as busy, may be up to twice as fast inside. These count 0.85 of that, which is NCCL's for plain trees: with the 0.92
-of all trees alone, two nodes of A100 with eight NICs of 200 Gb/s would run trees from 1 GiB on, as one of four published sweeps
-does; the others reach 180 to 190 GB/s, a ring's rate. Where NICs are slow beside NVLink, trees win: two p4de reach 78 GB/s with
-NICs of 50, two nodes of Alps 123 with 100. Caps by channel, which do not bind here, are left out.
+NICs are half as busy, may be up to twice as fast inside. They have as many channels as rings (src/init.cc gives the tree's search
+those of the ring as its most), each of which counts for what such GPUs reach at most: so two nodes of A100 with four or eight
+NICs of 200 Gb/s run rings of large messages, though their trees would be faster (three of four published sweeps of eight NICs
+reach 180 to 190 GB/s, a ring's rate). Where NICs are slow beside NVLink, trees win: two p4de reach 78 GB/s with NICs of 50, two
+nodes of Alps 123 with 100.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.grid import Grid
+from sim.pricing.kernel_curves import Hardware
 from sim.pricing.transfers.traffic import Traffic, first_members
 from topologies.links.topology import Topology
 
@@ -26,15 +28,30 @@ _BASE = {"ring": (6.6 * US, 14 * US, 8.4 * US), "tree": (6.8 * US, 14 * US, 8.4 
 _INSIDE = {"ring": (0.6 * US, 1.9 * US, 3.4 * US), "tree": (0.6 * US, 1.25 * US, 4.0 * US)}  # per step over NVLink
 _NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 * US)}
 _POST = (1 * US, 1 * US, 3 * US)  # posting to the network, at least, for each step of a ring inside a node
-_PLAIN = 0.85  # of what other trees reach
 _LL = 20.4e9, 39e9  # most that LL reaches on more than two nodes, and on two (Intel)
 _PLATEAU = 1.4  # latency of rings in Simple
+DOUBLED = 25e9  # channels as fast as this become two of half the rate, up to compute capability 8.0; above it four or fewer do,
+# and a tree's channel inside has at most 48 GB/s, which both is left out: two nodes with so few run rings either way
 # Part of its bandwidth that a tree reaches, by the size's power of two from 64 B on
 _CORRECTION = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     (1, 1, 1, 1, 1, 0.9, 0.8, 0.8, 0.8, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6, 0.6, 0.8, 0.9, 0.9, 0.9, 0.9),
     (*(0.9,) * 7, 0.8, 0.7, 0.6, 0.6, 0.5, 0.5, 0.5, 0.5, 0.6, 0.7, 0.8, 0.7, 0.7, 0.8, 0.9, 0.9, 0.9),
 )
+
+
+class Limits(NamedTuple):
+    """Bytes per second that a channel counts for at most; of trees by number of nodes: two, and more."""
+
+    ring_ll128: float
+    tree: tuple[float, float]
+    tree_ll128: tuple[float, float]
+
+
+VOLTA = Limits(20e9, (18.5e9, 10e9), (20e9, 20e9))
+AMPERE = Limits(20e9, (23.6e9, 17.8e9), (20e9, 20e9))
+HOPPER = Limits(36.7e9, (41.4e9, 36e9), (36.7e9, 29e9))
+BLACKWELL = Limits(40e9, (42.8e9, 24e9), (31.67e9, 20e9))
 
 
 class Communicator(NamedTuple):
@@ -44,6 +61,8 @@ class Communicator(NamedTuple):
     nodes: int
     inside: float
     across: float
+    channels: int
+    limits: Limits
 
 
 def passed_over(group: Communicator | None, size: float) -> str:
@@ -53,8 +72,14 @@ def passed_over(group: Communicator | None, size: float) -> str:
     return "all_reduce/tree" if prefers_rings(group, size) else "all_reduce/ring"
 
 
+def limits_of(gpu: Hardware) -> Limits:
+    """Of a GPU's generation, as the numbers that it multiplies tell it."""
+    known = (("fp4", BLACKWELL), ("fp8", HOPPER), ("bf16", AMPERE))
+    return next((limits for dtype, limits in known if dtype in gpu.peak), VOLTA)
+
+
 @lru_cache(maxsize=4096)
-def communicator(topology: Topology, grid: Grid, traffic: Traffic) -> Communicator | None:
+def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limits) -> Communicator | None:
     """The first of these groups; None where it is in one node, unevenly spread, or its nodes have no NVLink inside."""
     first = first_members(grid, traffic)
     node, each = np.unique(topology.node_of(first), return_counts=True)
@@ -73,7 +98,8 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic) -> Communicat
         if (kind[topology.kind(ways[ways >= 0])] != "nvlink").any():
             return None
         inside = NVLINK * float(topology.capacity(np.unique(ways[:, 0])).sum())
-    return Communicator(len(first), len(node), inside, across) if across else None
+    doubled = min(inside, across) >= DOUBLED * len(nics) and limits in (VOLTA, AMPERE)
+    return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits) if across else None
 
 
 def prefers_rings(group: Communicator, size: float) -> bool:
@@ -84,7 +110,8 @@ def prefers_rings(group: Communicator, size: float) -> bool:
 def _ring(group: Communicator, size: float) -> list[float]:
     """Seconds by protocol."""
     ranks, nodes, bandwidth = group.ranks, group.nodes, min(group.inside, group.across)
-    rates = min(_LL[nodes <= 2], bandwidth / 2), 0.92 * bandwidth, bandwidth
+    ll128 = min(0.92 * bandwidth, group.channels * group.limits.ring_ll128)
+    rates = min(_LL[nodes <= 2], bandwidth / 2), ll128, bandwidth
     net = _NET["ring" if ranks > nodes else "tree"]
     across, inside = 2 * (nodes - 1), 2 * (ranks - nodes)
     result = []
@@ -97,8 +124,9 @@ def _ring(group: Communicator, size: float) -> list[float]:
 def _tree(group: Communicator, size: float) -> list[float]:
     ranks, nodes = group.ranks, group.nodes
     pair = nodes <= 2 < ranks
-    bandwidth = 0.92 * (_PLAIN * min(group.inside, 2 * group.across) if pair else min(group.inside, group.across))
-    rates = min(_LL[nodes <= 2], bandwidth / 3.8), bandwidth * 120 / 128, bandwidth
+    most, most_ll128 = (group.channels * limit[nodes > 2] for limit in (group.limits.tree, group.limits.tree_ll128))
+    bandwidth = min(0.92 * min(group.inside, group.across * (1 + pair)), most)
+    rates = min(_LL[nodes <= 2], bandwidth / 3.8), min(bandwidth * 120 / 128, most_ll128), bandwidth
     power = max(0, int(log2(max(size, 64) / 64)))
     result = []
     for protocol, rate in enumerate(rates):

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.fit.published_kernels import amd_attention
 from calibration.fit.published_kernels.common import fit_backward, heldout
 from calibration.fit.published_kernels.products import LARGE, benchmarked, nearest
 from calibration.fit.published_kernels.refit import NORMAL, TABLES, normal_products, products
@@ -138,3 +139,24 @@ def test_products_of_normally_distributed_operands_are_in_the_middle_of_what_was
         assert len(off) > 150
         assert np.median(off) == pytest.approx(0, abs=0.02)
         assert np.median(np.abs(off)) < 0.09
+
+
+@pytest.mark.parametrize(("name", "measured"), amd_attention.MEASURED.items())
+def test_attention_of_amd_is_as_far_off_the_published_rates_as_it_says(name: str, measured: str) -> None:
+    """Rows of 32 heads, which nothing was fitted to; a training step's own, 8,192 tokens of 64 heads, in both passes."""
+    profile = load_profile(name)
+    prices, stated = Prices(profile, load_gpu(name)), profile.provenance["attention"].errors
+    shape, *seconds = amd_attention.measured(measured)
+    errors = []
+    for phase, taken in zip(("forward", "backward"), seconds, strict=True):
+        kernels = [_attention(phase, tuple(int(size[row]) for size in shape)) for row in range(len(taken))]
+        errors.append(taken / np.array([prices.seconds(kernel) for kernel in kernels]) - 1)
+        assert np.median(np.abs(errors[-1][shape[1] == 32])) == pytest.approx(stated[phase], rel=0.02)
+    long = (shape[1] == 64) & (shape[3] == 8192)
+    assert max(np.abs(error[long]).max() for error in errors) < 0.1
+
+
+def _attention(phase: str, shape: tuple[int, ...]) -> Kernel:
+    batch, heads, _, queries, keys, width, _ = shape
+    flops = (2.0 if phase == "forward" else 5.0) * batch * heads * queries * keys * width
+    return Kernel(f"attention_{phase}", "attention", phase, flops, 1.0, "bf16", shape)

@@ -8,34 +8,63 @@ from sim.analysis.collective_sweep import lone, sweep
 from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.pricing.transfers.nccl_tuning import Communicator, communicator, prefers_rings
+from sim.pricing.transfers.nccl_tuning import (
+    AMPERE,
+    BLACKWELL,
+    HOPPER,
+    VOLTA,
+    Communicator,
+    Limits,
+    communicator,
+    limits_of,
+    prefers_rings,
+)
 from sim.pricing.transfers.traffic import Traffic
-from topologies.cluster_files import load_cluster
+from topologies.cluster_files import load_cluster, load_gpu
 
 
 def test_rings_are_for_large_messages_and_few_nodes() -> None:
-    """Latency of rings grows with the ranks, of trees with log₂ of the nodes; bytes of trees count 2/0.92, of rings 2(n−1)/n.
+    """Latency of rings grows with the ranks, of trees with log₂ of the nodes; bytes of rings count 2(n−1)/n, of trees 2.
 
-    Two nodes of eight by hand, in Simple above 256 MiB, where no table corrects the tree: 125.6 us and 2/(0.92 · 240) ns per byte
-    against 92.4 us and 1.875/240: trees are first below 14 MB only, which LL128 and the table leave to neither.
+    Two nodes of eight A100 by hand, in Simple above 256 MiB, where no table corrects the tree: 125.6 us and 2/188.8 ns per byte,
+    8 channels of 23.6 GB/s, against 167 us and 1.875/192: rings are first from 50 MB on, but for LL128 and the table.
     """
-    two = Communicator(16, 2, 240e9, 192e9)
+    two = Communicator(16, 2, 240e9, 192e9, 8, AMPERE)
     assert prefers_rings(two, 300e6)
     assert not prefers_rings(two, 1e6)
     first = []
     for nodes in (4, 16, 64):
-        many = Communicator(8 * nodes, nodes, 240e9, 192e9)
+        many = Communicator(8 * nodes, nodes, 240e9, 192e9, 8, AMPERE)
         turns = [prefers_rings(many, 2.0**power) for power in range(10, 40)]
         assert turns == sorted(turns)
         first.append(turns.index(True))
     assert first == sorted(set(first))  # the more nodes, the later
 
 
+@pytest.mark.parametrize(
+    ("inside", "nic", "limits", "rings"),
+    [
+        (240e9, 24e9, AMPERE, True),  # 4 · 23.6 / 2 GB/s of a tree, 4 · 24 · 16/30 of a ring
+        (240e9, 12e9, AMPERE, False),  # p4de: trees twice as fast inside as the NICs, 78 GB/s measured where rings have 50
+        (360e9, 24e9, HOPPER, False),  # Alps: 123 GB/s measured where rings have 100
+    ],
+)
+def test_a_channel_of_a_tree_counts_for_so_much_at_most(inside: float, nic: float, limits: Limits, rings: bool) -> None:
+    """Two nodes with four NICs each, 1 GiB."""
+    assert prefers_rings(Communicator(16, 2, inside, 4 * nic, 4, limits), 2.0**30) == rings
+
+
 def test_what_the_links_give_a_communicator() -> None:
     topology, grid = load_cluster("dgx-a100", nodes=4).topology(), Grid.of(tp=4, dp=8)
-    assert communicator(topology, grid, Traffic("", ("dp",), ())) == pytest.approx((8, 4, 240e9, 48e9))  # two of eight NICs
-    assert communicator(topology, grid, Traffic("", ("tp",), ())) is None  # inside a node
-    assert communicator(load_cluster("pcie-l40s", nodes=2).topology(), Grid.of(dp=16), Traffic("", ("dp",), ())) is None
+    dp, tp = Traffic("", ("dp",), ()), Traffic("", ("tp",), ())
+    assert communicator(topology, grid, dp, AMPERE) == Communicator(8, 4, 240e9, 48e9, 2, AMPERE)  # two of eight NICs
+    assert communicator(topology, grid, tp, AMPERE) is None  # inside a node
+    assert communicator(load_cluster("pcie-l40s", nodes=2).topology(), Grid.of(dp=16), dp, AMPERE) is None
+
+
+@pytest.mark.parametrize(("name", "limits"), [("v100", VOLTA), ("a100", AMPERE), ("h100", HOPPER), ("b200", BLACKWELL)])
+def test_limits_are_of_a_generation(name: str, limits: Limits) -> None:
+    assert limits_of(load_gpu(load_profile(name).gpu)) == limits
 
 
 def test_two_nodes_of_a100_run_rings_though_trees_would_be_faster() -> None:
