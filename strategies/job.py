@@ -168,6 +168,9 @@ class Job:
             yield f"state-space scans are priced {made}: no profile has measured their kernels"
         if model.delta_net is not None:
             yield "gated delta rules are priced as the products that they are made of: no profile has measured their kernels"
+        if local := sorted({own.counted_keys(sequence) for own, _ in model.distinct_layers} - {sequence}):
+            sizes = " and ".join(f"{size:,}" for size in local)
+            yield f"MFU counts attention within windows or chunks of {sizes} tokens with as many keys, other attention in full"
         if plan.packing is not None:
             seen = mean_length(plan.packing.lengths, sequence)
             yield f"packing: documents that a token attends to have {seen:,.0f} tokens in the mean, weighted by tokens"

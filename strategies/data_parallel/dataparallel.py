@@ -3,14 +3,17 @@
 github.com/pytorch/pytorch torch/nn/parallel/{data_parallel,replicate,_functions}.py, torch/csrc/cuda/comm.cpp: every forward pass
 scatters the inputs, broadcasts all parameters (NCCL, 10 MiB a piece) and gathers the outputs on GPU 0, where the loss is made;
 the backward pass scatters the outputs' gradients and, once every GPU has all of its gradients, reduces them to GPU 0: nothing
-hides behind compute. Each microbatch moves Ψ out and Ψ back. The threads share the interpreter lock: launch times add up over the
-GPUs (`Program.turns`; also the few of GPU 0 alone). Replicas live from their broadcast to their reduction.
+hides behind compute. Each microbatch moves Ψ out and Ψ back; buffers of a traced module go out with the parameters. The threads
+share the interpreter lock: launch times add up over the GPUs (`Program.turns`; also the few of GPU 0 alone). Replicas live from
+their broadcast to their reduction. A module that returns its own loss makes it on every GPU.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Program, Ref, Run
 from strategies.data_parallel import hooks
@@ -20,6 +23,9 @@ from strategies.layers.model_costs import ModelCosts
 from strategies.layers.tensor_overlap import Items
 from strategies.lowering.stage import Stage
 from strategies.models.model import Model
+from strategies.models.tracing.inputs import WIDTHS
+from strategies.models.tracing.records import LOSS, Module
+from strategies.models.tracing.tracer import trace_of
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
@@ -70,17 +76,17 @@ class _Gpu:
 
     def __init__(self, rank: int, model: Model, plan: Resolved, parts: ModelCosts) -> None:
         self.root, self.plan, self.cohort = rank == 0, plan, Cohort({"dp": rank})
-        layers = parts.stage(0, sum(plan.layers))
-        tokens = plan.microbatch * plan.sequence
-        outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
-        self.stage = Stage(0, rank, 0, self.cohort, [parts.embedding, *layers, _without_loss(parts.head, outputs)], plan, model)
+        sizes = _traced(model.module, plan) if model.module else _described(model, plan)
+        layers = [parts.embedding, *parts.stage(0, sum(plan.layers)), _without_loss(parts.head, sizes.kept)]
+        self.stage = Stage(0, rank, 0, self.cohort, layers, plan, model)
         width = plan.bytes_per_element
-        self.inputs = self._rooted("scatter", "inputs", plan.dp * tokens * TOKEN, TOKEN)
-        self.outputs = self._rooted("gather", "outputs", plan.dp * outputs * width, width)
-        self.errors = self._rooted("scatter", "output gradients", plan.dp * outputs * width, width)
-        self.parameters = self._in_pieces("broadcast", "parameters", width)
+        self.inputs = self._rooted("scatter", "inputs", plan.dp * sizes.input, sizes.number)
+        self.outputs = self._rooted("gather", "outputs", plan.dp * sizes.result, width)
+        self.errors = self._rooted("scatter", "output gradients", plan.dp * sizes.result, width)
+        buffers = sum(each * count for each, count in self.stage.module_buffers)
+        self.parameters = self._in_pieces("broadcast", "parameters", width, buffers)
         self.gradients = self._in_pieces("reduce", "gradients", plan.bytes_per_gradient)
-        self.probabilities: Memory = (("activation", plan.dp * FLOAT * outputs),) if _loss(parts.head.forward) else ()
+        self.probabilities: Memory = (("activation", plan.dp * sizes.kept),) if _loss(parts.head.forward) else ()
         self.loss = {
             name: Block(name, (Run(1, tuple(_times(item, plan.dp) for item in _loss(items))),))
             for name, items in (("forward", parts.head.forward), ("backward", parts.head.backward))
@@ -127,9 +133,31 @@ class _Gpu:
     def _rooted(self, operation: str, label: str, size: float, width: int, count: int = 1) -> Collective:
         return Collective(operation, size / count, "dp", label, self.plan.algorithm, count, width)
 
-    def _in_pieces(self, operation: str, label: str, width: int) -> Collective:
-        size = self.stage.parameters * width
+    def _in_pieces(self, operation: str, label: str, width: int, more: int = 0) -> Collective:
+        size = self.stage.parameters * width + more
         return self._rooted(operation, label, size, width, -int(-size // PIECE))
+
+
+class _Sizes(NamedTuple):
+    """Bytes of a GPU's microbatch: the input, and a number of it; the result; what the loss keeps of that."""
+
+    input: float
+    number: int
+    result: float
+    kept: float
+
+
+def _described(model: Model, plan: Resolved) -> _Sizes:
+    tokens = plan.microbatch * plan.sequence
+    outputs = tokens * (model.padded_vocabulary if model.head else model.hidden)
+    return _Sizes(float(tokens * TOKEN), TOKEN, float(outputs * plan.bytes_per_element), float(FLOAT * outputs))
+
+
+def _traced(module: Module, plan: Resolved) -> _Sizes:
+    widths = [WIDTHS[each.dtype] or plan.bytes_per_element for each in module.input]
+    sample = sum(math.prod(each.shape) * width for each, width in zip(module.input, widths, strict=True))
+    trace = trace_of(module, plan.microbatch, plan.precision, plan.fused_attention)
+    return _Sizes(float(plan.microbatch * sample), widths[0], trace.result, trace.kept_by_loss)
 
 
 def _loss(items: Items) -> Items:
@@ -137,18 +165,18 @@ def _loss(items: Items) -> Items:
     return tuple(item for item in items if _of_loss(item))
 
 
-def _without_loss(head: LayerCost, outputs: int) -> LayerCost:
-    """What every GPU does of the head: up to the logits."""
+def _without_loss(head: LayerCost, kept: float) -> LayerCost:
+    """What every GPU does of the head: up to the logits. kept: bytes that the loss keeps."""
     if not _loss(head.forward):
         return head
     forward, gradient, backward = (
         tuple(item for item in items if not _of_loss(item)) for items in (head.forward, head.input_gradient, head.backward)
     )
-    return replace(head, forward=forward, input_gradient=gradient, backward=backward, saved=head.saved - FLOAT * outputs)
+    return replace(head, forward=forward, input_gradient=gradient, backward=backward, saved=head.saved - kept)
 
 
 def _of_loss(item: Item) -> bool:
-    return isinstance(item, Kernel) and item.label.startswith("loss")
+    return isinstance(item, Kernel) and item.label.startswith(("loss", LOSS))
 
 
 def _times(item: Item, count: int) -> Item:

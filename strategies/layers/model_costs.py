@@ -4,8 +4,8 @@
 activations of a layer by name. Which kernels there are and what they move is stated in `strategies.layers.operators`.
 
 A kernel's FLOPs are what it executes: a causal flash kernel executes half of its products. `model_flops` follows the rule
-of Megatron-LM and most papers (arXiv:2104.04473 appendix): matrix products only, attention in full even when causal, backward
-twice forward, no recomputation.
+of Megatron-LM and most papers (arXiv:2104.04473 appendix): matrix products only, attention in full even when causal (but within
+a window or chunk), backward twice forward, no recomputation.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
         traced = traced_parts(rank)
         trace = trace_of(model.module, 1, "bf16")
         tied = sum(math.prod(trace.parameters[name]) for name in trace.tied)
-        handed_on = trace_of(model.module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp).boundaries
+        handed_on = trace_of(model.module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp).handed_on
         return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied, handed_on=tuple(handed_on))
     trained = trained_parts(plan, model.layers)
     every = [(*_kind(model, plan, layer), trained.layers[layer]) for layer in range(model.layers)]
@@ -190,6 +190,8 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
         yield from _unknown_eager(model, plan)
     if model.state_space is not None or model.delta_net is not None:
         yield from _unknown_recurrence(model, plan)
+    if model.shared_blocks is not None:
+        yield from _unknown_shared_blocks(model, plan)
     if model.attention_gate and plan.recompute == "operators":
         yield f"recompute=operators is not simulated with the attention_gate of {model.name}"
     if model.mtp and plan.shards_parameters:
@@ -221,6 +223,18 @@ def _unknown_recurrence(model: Model, plan: Resolved) -> Iterator[str]:
         "deterministic=true": plan.deterministic,
     }
     yield from (f"{said} are not simulated with {what}" for what, there in unknown.items() if there)
+
+
+def _unknown_shared_blocks(model: Model, plan: Resolved) -> Iterator[str]:
+    """What layers that share parameters are not written down for."""
+    unknown = {
+        f"tp={plan.tp}": plan.tp > 1,
+        f"pp={plan.pp}": plan.pp > 1,
+        f"data_parallel={plan.data_parallel}": plan.shards_parameters,
+        "freeze": not plan.trains_all,
+    }
+    said = f"blocks that layers of {model.name} share are not simulated with"
+    yield from (f"{said} {what}: use data_parallel=zero1 or zero2, tp=1, pp=1" for what, there in unknown.items() if there)
 
 
 def _unknown_eager(model: Model, plan: Resolved) -> Iterator[str]:

@@ -7,6 +7,7 @@ each adds its result to the residual stream, and tp ranks reduce each by itself;
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from strategies.frameworks.pytorch import operators as eager
@@ -17,6 +18,7 @@ from strategies.layers.operators import Operator, activation, column_linear, nor
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.state_space.delta_net import delta_net
 from strategies.layers.state_space.mixer import state_space
+from strategies.layers.state_space.shared_block import block_of, shared_block
 from strategies.models.parts import Experts
 
 
@@ -42,17 +44,23 @@ def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
 
 def _of_blocks(rank: RankShapes, moe: Experts | None) -> list[Operator]:
     """A layer with a mixer, a feed-forward block or both (Mamba-2 and its hybrids); attention and state space side by side read
-    one norm and are added.
+    one norm and are added. A block that layers share may precede both (Zamba2).
     """
     model, operators = rank.model, list[Operator]()
+    if model.shared_block:
+        operators += shared_block(rank, _mlp(block_of(rank)))
     if model.mixer != "none":
-        before = norm(rank, "attention norm", residual=True, source="layer input")
+        before = norm(rank, "attention norm", residual=True, source="" if operators else "layer input")
         operators.append(replace(before, modules=("layernorm",), makes=("qkv input",)))
         if model.mixer == "both":
             there, back = (rank.memory("mixer sum", phase, 3 * rank.element * rank.stream) for phase in ("forward", "backward"))
             operators += [*attention(rank), *state_space(rank, source="qkv input"), Operator((there,), (back,))]
         else:
-            mixers = {"attention": attention, "state_space": state_space, "delta_net": delta_net}
+            mixers: dict[str, Callable[[RankShapes], list[Operator]]] = {
+                "attention": attention,
+                "state_space": state_space,
+                "delta_net": delta_net,
+            }
             operators += mixers[model.mixer](rank)
         operators.append(residual(rank, "attention residual"))
     if model.feed_forward:

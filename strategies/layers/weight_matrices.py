@@ -72,10 +72,13 @@ def weights(part: LayerCost, model: Model, tied: int) -> Iterator[Weight]:
             if rows:
                 yield Weight("embedding", rows, model.hidden, 1)
         return
-    heads = 0
+    heads, elsewhere = 0, [gradient.shape for gradient in part.gradients if gradient.tied and part.name == "layer"]
     for item in part.weight_gradient:
         if isinstance(item, Kernel) and item.kind == "gemm" and not (_is_tied(item, model) and not tied):
             batch, rows, columns, _ = item.shape
+            if (rows, columns) in elsewhere:  # of a block that another layer has
+                elsewhere.remove((rows, columns))
+                continue
             heads += item.label == "head weight"
             if item.label == "head weight" and heads > 1:  # layers that predict tokens further ahead use the same matrix
                 continue

@@ -8,7 +8,21 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from strategies.models.delta_net import DeltaNet
-from strategies.models.parts import EXPERTS, LAYERS, TOKENS, WIDTH, Experts, Kind, Latent, Layers, Patches, Tokens, Width, unsaid
+from strategies.models.parts import (
+    EXPERTS,
+    LAYERS,
+    TOKENS,
+    WIDTH,
+    Experts,
+    Kind,
+    Latent,
+    Layers,
+    Patches,
+    SharedBlocks,
+    Tokens,
+    Width,
+    unsaid,
+)
 from strategies.models.state_space import StateSpace
 from strategies.models.tracing.records import Module
 from topologies.reading import Config
@@ -159,6 +173,14 @@ class ModelFields(Config):
         exclude_if=_is_true,
         description="Layers have a feed-forward block (those of Mamba-2 and some of Nemotron-H have none).",
     )
+    shared_blocks: SharedBlocks | None = Field(
+        None, exclude_if=unsaid, description="Blocks that several layers share, of layers whose `shared_block` says so (Zamba2)."
+    )
+    shared_block: Literal["own", "again"] | None = Field(
+        None,
+        exclude_if=unsaid,
+        description="A block of `shared_blocks` precedes the layer's mixer; own: the layer is the first that has it.",
+    )
     mtp: Annotated[int, Field(ge=0, le=16)] = Field(
         0,
         exclude_if=_is_zero,
@@ -225,6 +247,8 @@ class ModelFields(Config):
             yield "mixer=state_space or both needs state_space, its sizes"
         if "delta_net" in mixers and self.delta_net is None:
             yield "mixer=delta_net needs delta_net, its sizes"
+        if {self.shared_block, *(kind.shared_block for kind in self.kinds)} - {None} and self.shared_blocks is None:
+            yield "shared_block needs shared_blocks, their sizes"
         if self.attention_gate and (self.latent or self.family == "encoder_decoder"):
             yield "attention_gate=True is for ordinary attention of decoders or encoders"
         if (mixers - {None, "attention"} or not self.feed_forward) and (

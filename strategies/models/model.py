@@ -63,6 +63,16 @@ class Model(ModelFields):
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         return Model.model_construct(**fields | {"family": "encoder"})
 
+    @cached_property
+    def as_shared_block(self) -> Model:
+        """A model whose layers are the blocks that layers of this one share, but for the features that attention reads."""
+        own = self.shared_blocks
+        assert own is not None
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        changes = {name: getattr(own, name) for name in ("heads", "kv_heads", "head_dim", "ffn")}
+        changes |= {"mlp_bias": own.bias, "positions": "rotary" if own.rotary else "none", "mixer": "attention"}
+        return Model.model_construct(**fields | changes | {"feed_forward": True, "shared_block": None})
+
     @property
     def distinct_layers(self) -> tuple[tuple[Model, int], ...]:
         """The different ones of `layer_models`, and how many layers are like each."""
@@ -138,7 +148,9 @@ class Model(ModelFields):
         """All weight matrices of a layer, in the order of the forward pass."""
         own = self.layer_models[layer]
         cross = [matrix._replace(name=f"cross {matrix.name}") for matrix in own.attention_matrices() if own.cross]
-        return own.mixer_matrices() + cross + self.feed_forward_matrices(layer)
+        shared = own.shared_blocks if own.shared_block else None
+        block = shared.matrices(own.hidden, own.shared_block == "again") if shared else []
+        return block + own.mixer_matrices() + cross + self.feed_forward_matrices(layer)
 
     def norm_parameters(self, features: int) -> int:
         """Elements of one norm over so many features."""
@@ -149,6 +161,8 @@ class Model(ModelFields):
         own = self.layer_models[layer]
         norms = (own.layer_norms + own.cross + own.joins) * self.norm_parameters(self.hidden)
         norms += sum(own.qk_norm_sizes) if own.has_attention else 0
+        if own.shared_block == "own":
+            norms += self.norm_parameters(2 * self.hidden) + self.norm_parameters(self.hidden)
         if own.recurrence:
             norms += sum(map(math.prod, own.recurrence.vectors))
         if self.latent:  # each bottleneck is normed
@@ -230,10 +244,10 @@ class Model(ModelFields):
 
         A product of m × k and k × n counts 2·m·n·k; norms, softmax, activations and the embedding lookup count nothing. Of the
         experts those chosen count. `causal=False` counts QKᵀ and AV in full, as torch.utils.flop_counter does even for causal
-        attention; `causal=True` counts half of them where attention is causal, or what lies in the sliding window:
-        (s·w − w²/2) / s² of them. `head=False` leaves out all that follows the last layer. A backward pass is twice a
-        forward pass. Of state-space scans and delta rules Megatron-LM's count is taken. sequence: of the encoder where there are
-        two; the decoder's are `targets`.
+        attention, and within a sliding window or chunk with its tokens as keys (`counted_keys`); `causal=True` counts half of
+        them where attention is causal, or what lies in the sliding window: s·w − w²/2 pairs of tokens. `head=False` leaves out
+        all that follows the last layer. A backward pass is twice a forward pass. Of state-space scans and
+        delta rules Megatron-LM's count is taken. sequence: of the encoder where there are two; the decoder's are `targets`.
         """
         if self.module is not None:
             return batch * sum(op.flops for op in trace_of(self.module, 1, "bf16").ops if not op.backward)
@@ -251,11 +265,13 @@ class Model(ModelFields):
             rows = (self.targets or sequence) if own.family == "decoder" else sequence
             if own.recurrence:
                 scans += count * own.recurrence.scan_flops(batch * rows)
-            if not own.has_attention:
-                continue
-            pairs = own.visible_pairs(rows) if causal and (own.family == "decoder" or not self.pattern) else rows**2
-            pairs += rows * sequence * own.cross
-            attention += count * batch * own.heads * pairs * (own.head_dim + own.v_head_dim)
+            masked = causal and (own.family == "decoder" or not self.pattern)
+            pairs = own.visible_pairs(rows) if masked else rows * own.counted_keys(rows)
+            if own.shared_block:
+                attention += count * batch * pairs * 2 * own.as_shared_block.heads * own.as_shared_block.head_dim
+            if own.has_attention:
+                pairs += rows * sequence * own.cross
+                attention += count * batch * own.heads * pairs * (own.head_dim + own.v_head_dim)
         after = 0
         if head:
             square = self.hidden**2
@@ -264,6 +280,12 @@ class Model(ModelFields):
             if self.patches:
                 after += batch * self.patches.count * self.patches.pixels * self.hidden
         return 2.0 * (weights + attention + after) + scans
+
+    def counted_keys(self, sequence: int) -> int:
+        """Tokens that one attends to as model FLOPs count them: all of the sequence, but no more than the window or chunk has
+        (NVIDIA-NeMo/Megatron-Bridge, training/utils/flop_utils.py; Megatron-LM and PaLM know no windows).
+        """
+        return min(self.window or self.chunk or sequence, sequence)
 
     def visible_pairs(self, sequence: int) -> float:
         """Pairs of a token and one that it attends to in causal attention, with half of the diagonal."""

@@ -32,11 +32,12 @@ class Matrix(NamedTuple):
     split: Literal["columns", "rows", "none"] = "none"  # how tensor parallelism cuts it: its outputs, its inputs, not at all
     copies: int = 1  # how many exist in the layer: the number of experts, otherwise 1
     used: int = 1  # how many of them one token passes through
+    elsewhere: bool = False  # a parameter of another layer
 
     @property
     def parameters(self) -> int:
-        """Elements of all copies, biases included."""
-        return self.copies * self.outputs * (self.inputs + self.bias)
+        """Elements of all copies, biases included; none of what another layer has."""
+        return 0 if self.elsewhere else self.copies * self.outputs * (self.inputs + self.bias)
 
 
 class Experts(Config):
@@ -71,6 +72,38 @@ class Latent(Config):
     nope_head_dim: Width = Field(description="Features of a query/key head without rotary position.")
     rope_head_dim: Width = Field(description="Features of a query/key head with rotary position; heads share the key's.")
     v_head_dim: Width = Field(description="Features of a value head.")
+
+
+class SharedBlocks(Config):
+    """Blocks of attention and feed-forward block whose parameters several layers share (Zamba2, arXiv:2411.15242).
+
+    A layer that has one joins the residual stream with the embedded tokens and passes both through the block; a matrix of its own
+    takes the result, which is added to what the layer's mixer reads.
+    """
+
+    heads: Width = Field(description="Attention heads, over 2 · hidden features.")
+    kv_heads: Width = Field(default_factory=lambda data: data.get("heads", 1), description="Key and value heads (heads).")
+    head_dim: Width = Field(description="Features of a head.")
+    ffn: Width = Field(description="Intermediate size of the feed-forward block.")
+    bias: bool = Field(False, description="Its matrices have biases.")
+    rotary: bool = Field(False, description="Queries and keys have rotary positions.")
+    adapter_rank: Width = Field(description="Rank of each layer's own adapter of the feed-forward block's first matrix.")
+    attention_adapters: bool = Field(False, description="Queries, keys and values have adapters of each layer, too.")
+
+    def matrices(self, hidden: int, again: bool) -> list[Matrix]:
+        """Weight matrices of a layer's block, which are the first such layer's (again: another's), and of its own beside it."""
+        width, kv, wide = self.heads * self.head_dim, self.kv_heads * self.head_dim, 2 * hidden
+        sizes = {"query": width, "key": kv, "value": kv}
+        shared = [Matrix(f"block {name}", wide, size, elsewhere=again) for name, size in sizes.items()]
+        shared.append(Matrix("block output", width, hidden, elsewhere=again))
+        shared += [Matrix(f"block {name}", hidden, self.ffn, self.bias, elsewhere=again) for name in ("gate", "up")]
+        shared.append(Matrix("block down", self.ffn, hidden, self.bias, elsewhere=again))
+        adapted = {"mlp up": (hidden, 2 * self.ffn)}
+        adapted |= {name: (wide, size) for name, size in sizes.items()} if self.attention_adapters else {}
+        own = [Matrix("block result", hidden, hidden)]
+        for name, (inputs, outputs) in adapted.items():
+            own += [Matrix(f"{name} A", inputs, self.adapter_rank), Matrix(f"{name} B", self.adapter_rank, outputs)]
+        return shared + own
 
 
 class Patches(Config):
@@ -117,6 +150,7 @@ class Kind(Config):
     qk_norm: bool | Literal["whole", "unweighted"] = Field(False, description="As in the model.")
     mixer: Literal["attention", "state_space", "both", "delta_net", "none"] | None = Field(None, description="As in the model.")
     feed_forward: bool | None = Field(None, description="As in the model.")
+    shared_block: Literal["own", "again"] | None = Field(None, description="As in the model.")
     dense: bool = Field(False, description="Without the model's experts.")
     cross: bool = Field(False, description="Attention to the encoder's result follows that of the layer.")
     joins: bool = Field(False, description="The first layer of a decoder: a norm of the encoder's result precedes it.")

@@ -22,10 +22,12 @@ E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
-def attention(rank: RankShapes) -> list[Operator]:
-    """The pieces of attention, in the order of the forward pass."""
+def attention(rank: RankShapes, features: int = 0) -> list[Operator]:
+    """The pieces of attention, in the order of the forward pass. features: of a token that queries, keys and values are made of
+    (hidden).
+    """
     model = rank.model
-    before = projections(rank, model.latent) if model.latent else _projections(rank)
+    before = projections(rank, model.latent) if model.latent else _projections(rank, features)
     if model.sinks:
         before.append(Operator(weight_gradient=rank.vectors("sinks", rank.heads), shapes=((rank.heads,),)))
     flash = rank.resolved.fused_attention
@@ -67,7 +69,7 @@ def _output(rank: RankShapes, after: Operator) -> list[Operator]:
     return [Operator(forward=(there,), input_gradient=(back,)), kept]
 
 
-def _projections(rank: RankShapes) -> list[Operator]:
+def _projections(rank: RankShapes, features: int) -> list[Operator]:
     model, dim = rank.model, rank.model.head_dim
     queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
     outputs = model.query_features + 2 * model.kv_heads * dim
@@ -77,7 +79,7 @@ def _projections(rank: RankShapes) -> list[Operator]:
     apart = rank.kernels.compiled or rank.kernels.separate_products
     joined = () if apart else (2 * rank.element * (queries + gate + 2 * keys),)
     operators = [
-        column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), parts=parts),
+        column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), inputs=features, parts=parts),
         Operator(input_gradient=tuple(rank.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
@@ -127,6 +129,7 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
     if rank.kernels.repeats_keys and rank.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
     sums = LOG_SUM_EXP * rank.tokens * rank.heads
+    seen = rank.resolved.document or model.counted_keys(key_sequence)
     coming, returning = passed_on(rank, queries if rank.kernels.repeats_keys else keys)
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
@@ -137,7 +140,7 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
         modules=CORE,
         inner={"log-sum-exp": sums},
         temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
-        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * (rank.resolved.document or key_sequence),
+        flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * seen,
     )
 
 
@@ -231,7 +234,7 @@ def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:
         inner={"probabilities": element * scores},
         temporary=2 * element * scores,
     )
-    product = _product(rank, "scores", key_sequence, dim, {"queries": queries, **inputs})
+    product = _product(rank, "scores", key_sequence, key_sequence, dim, {"queries": queries, **inputs})
     scaled = (rank.memory("score gradient scale", "backward", 2 * queries),) * 2 if rank.kernels.scales_score_gradients else ()
     operators += [
         Operator(input_gradient=scaled, modules=CORE),
@@ -243,7 +246,8 @@ def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:
         operators.append(_dropped(rank, scores))
     # heads by tokens become tokens by heads, a copy each way
     turned = [(rank.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    return [*operators, _product(rank, "context", dim, key_sequence, inputs), Operator(turned[0], turned[1], modules=CORE)]
+    context = _product(rank, "context", key_sequence, dim, key_sequence, inputs)
+    return [*operators, context, Operator(turned[0], turned[1], modules=CORE)]
 
 
 def _relative(rank: RankShapes, scores: int) -> Operator:
@@ -285,8 +289,8 @@ def _softmax(rank: RankShapes) -> passes.Ways:
     return rank.kernels.softmax(rank.model.family == "decoder", rank.element)
 
 
-def _product(rank: RankShapes, label: str, columns: int, depth: int, saved: dict[str, int]) -> Operator:
-    """For every head sequence × depth by depth × columns; both operands have gradients."""
+def _product(rank: RankShapes, label: str, keys: int, columns: int, depth: int, saved: dict[str, int]) -> Operator:
+    """For every head sequence × depth by depth × columns, one of which are `keys`; both operands have gradients."""
     sequence, matrices, rows = rank.sequence, rank.batch * rank.heads, (columns, depth)
     left = rank.gemm(f"{label} gradient left", "backward", sequence, depth, columns, matrices, rows)
     right = rank.gemm(f"{label} gradient right", "backward", depth, columns, sequence, matrices, rows)
@@ -296,5 +300,5 @@ def _product(rank: RankShapes, label: str, columns: int, depth: int, saved: dict
         saved=dict(saved),
         modules=CORE,
         temporary=rank.element * matrices * sequence * (columns + depth),
-        flops=2.0 * rank.batch * rank.model.heads * sequence * columns * depth,
+        flops=2.0 * rank.batch * rank.model.heads * sequence * rank.model.counted_keys(keys) * (columns * depth // keys),
     )

@@ -96,7 +96,7 @@ HARMLESS = frozenset(
 # Families whose layers are recurrent or state-space scans: classes of transformers dispatch a loop over tokens without a GPU.
 RECURRENT = frozenset(
     """bailing_hybrid glm5_next kimi_linear lara_mini minimax olmo_hybrid qwen4_exp
-    recurrent_gemma rwkv xlstm zamba zamba2""".split()
+    recurrent_gemma rwkv xlstm zamba""".split()
 )
 # Families that no importer reads, and why.
 NOT_READ = {
@@ -111,7 +111,7 @@ NOT_READ = {
 # Types that are read, and whose classes run other kernels on GPUs than they dispatch without one.
 OTHER_KERNELS = frozenset(
     """mamba mamba2 falcon_mamba jamba bamba falcon_h1 granitemoehybrid nemotron_h
-    qwen3_next qwen3_5 qwen3_5_moe""".split()
+    qwen3_next qwen3_5 qwen3_5_moe zamba2""".split()
 )
 # Types of transformers whose names are close to one that is read, and whose models are not.
 OTHERS = frozenset("ernie4_5_vl_moe ibert mllama molmo2 pixtral umt5 vilt vits xglm xlm-roberta-xl".split())

@@ -16,7 +16,7 @@ from strategies.models.tracing.builders import builder_of
 from strategies.models.tracing.fused_kernels import FusedKernels
 from strategies.models.tracing.hugging_face import without_padding
 from strategies.models.tracing.losses import loss_of
-from strategies.models.tracing.records import Module, Tensor, Trace, TracedOp
+from strategies.models.tracing.records import LOSS, Module, Tensor, Trace, TracedOp
 from strategies.models.tracing.tensor_parallel import cut, is_distributed, is_partial, is_whole, local, name_of
 from topologies.reading import UserError
 
@@ -91,8 +91,9 @@ class _Recorder(TorchDispatchMode):
         outside = [*map(local, net.parameters()), *map(local, net.buffers()), *sample[0], *sample[1].values()]
         self.outside = {each.untyped_storage()._cdata for each in outside}
         shapes = {name: tuple(local(each).shape) for name, each in net.named_parameters()}
+        self.trained = {name for name, each in net.named_parameters() if each.requires_grad}
         still = frozenset(name for name, each in net.named_parameters() if not each.requires_grad)
-        self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), [""] * len(blocks), frozen=still)
+        self.trace = Trace([], blocks, shapes, {}, [0.0] * len(blocks), frozen=still)
         cut_over = any(is_distributed([type(each.data)]) for each in net.parameters())
         self.trace.replicated = frozenset(name for name, each in net.named_parameters() if cut_over and is_whole(each))
         self.trace.buffers = {name: (each.element_size(), each.numel()) for name, each in net.named_buffers()}
@@ -102,6 +103,8 @@ class _Recorder(TorchDispatchMode):
         self.live: dict[int, tuple[Any, float]] = {}  # storage -> weak reference, bytes
         self.entered: list[set[int]] = [set() for _ in blocks]  # storages of each block's inputs
         self.pinned: list[Any] = []  # so that no other storage gets the address of one that is told by it
+        self.activations: dict[int, tuple[Any, int]] = {}  # storage -> weak reference, part that made it last; of gradients' way
+        self.handed_on: list[dict[int, float]] = [{} for _ in blocks]  # by block: storages made before and read from it on
         self.gradients: set[int] = set()  # storages of parameters' gradients
         self.made: set[int] = set()  # storages of the last operator's results
         self.in_backward = self.is_paused = False
@@ -133,6 +136,8 @@ class _Recorder(TorchDispatchMode):
         finally:
             for handle in handles:
                 handle.remove()
+        passing = (sum(sizes.values()) for sizes in self.handed_on)
+        self.trace.handed_on = [max(pair) for pair in zip(passing, self.trace.boundaries, strict=True)]
         self.trace.kept_inputs = [
             next((self.kept[each] for each in storages if each in self.kept), "") for storages in self.entered
         ]
@@ -142,6 +147,9 @@ class _Recorder(TorchDispatchMode):
         with FusedKernels(self):
             result: Any = self.net(*self.sample[0], **self.sample[1])
         self.part = len(self.blocks) + 1
+        returned = [local(each) for each in tree_leaves(result) if isinstance(each, torch.Tensor)]
+        self.trace.result = float(sum(each.numel() * each.element_size() for each in returned))
+        self.path.append(LOSS)
 
         def labels(rows: Any) -> Any:
             with self.paused():
@@ -151,6 +159,7 @@ class _Recorder(TorchDispatchMode):
             return made
 
         loss, self.trace.loss = loss_of(result, labels)
+        self.path.pop()
         return loss
 
     def _watch(self, name: str, module: nn.Module) -> list[Any]:
@@ -218,6 +227,7 @@ class _Recorder(TorchDispatchMode):
             self.part = part
         else:
             self.part_of_node[node] = (part, path)
+            self._pass_on(part, inputs, outputs)
         block = self.blocks[part - 1] if 0 < part <= len(self.blocks) else ""
         label = path.removeprefix(block).removeprefix(".") or "block"
         read, written = (tuple(map(self._described, tensors)) for tensors in (inputs, outputs))
@@ -235,6 +245,21 @@ class _Recorder(TorchDispatchMode):
                 path in self.synchronised,
             )
         )
+
+    def _pass_on(self, part: int, inputs: Any, outputs: Any) -> None:
+        """What an operator of the forward pass reads of parts before its own is handed on to it by every block between, skip
+        connections too. Of what gradients come back to, as a stage computes the rest (positions, masks) by itself.
+        """
+        read = {tensor.untyped_storage()._cdata: tensor for tensor in inputs}
+        for key, tensor in read.items():
+            _, made = self.activations.get(key, (None, part))
+            for number in range(made, min(part, len(self.blocks))):
+                self.handed_on[number][key] = float(tensor.untyped_storage().nbytes())
+        trained = any(key in self.activations or self.names.get(key, "") in self.trained for key in read)
+        for tensor in outputs:
+            if trained and tensor.is_floating_point():
+                storage = tensor.untyped_storage()
+                self.activations[storage._cdata] = StorageWeakRef(storage), part
 
     def _described(self, tensor: Any) -> Tensor:
         storage = tensor.untyped_storage()

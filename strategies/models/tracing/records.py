@@ -20,6 +20,7 @@ from strategies.models.tracing.inputs import InputSpec
 from topologies.reading import Config
 
 BATCH_NORMS = frozenset("native_batch_norm _native_batch_norm_legit cudnn_batch_norm _batch_norm_with_update".split())
+LOSS = "(loss)"  # label of the operators of a loss that was made of the module's result
 LOSS_IS_SUM = "the loss is the sum of"  # how a trace says what its loss is, where it grows with the batch
 Builder = Callable[[], Any]  # makes the module
 BUILDERS: dict[str, Builder] = {}  # by source: functions and modules that a program gave, which no file can name again
@@ -95,8 +96,10 @@ class Trace:
     parameters: dict[str, tuple[int, ...]]  # name -> shape
     saved: dict[int, list[tuple[str, float]]]  # by forward node: tensors that autograd keeps, and their bytes
     boundaries: list[float] = field(default_factory=list)  # bytes of each block's inputs
+    handed_on: list[float] = field(default_factory=list)  # bytes of what is made before each block and read in it or after it
     kept_inputs: list[str] = field(default_factory=list)  # by block: the name under which its input is kept, or ""
     loss: str = ""  # how a loss was made of the output
+    result: float = 0.0  # bytes of all tensors that the module returns
     frozen: frozenset[str] = frozenset()  # parameters that require no gradient
     buffers: dict[str, tuple[int, int]] = field(default_factory=dict)  # name -> bytes of an element, elements
     replicated: frozenset[str] = frozenset()  # parameters that every tp rank has whole
@@ -121,6 +124,12 @@ class Trace:
     def has_mean_loss(self) -> bool:
         """Whether the loss of a batch is the mean of those of its parts."""
         return LOSS_IS_SUM not in self.loss
+
+    @property
+    def kept_by_loss(self) -> float:
+        """Bytes that autograd keeps for a loss that was made of the module's result."""
+        nodes = {op.node for op in self.ops if op.label == LOSS and not op.backward}
+        return sum(size for node in nodes for _, size in self.saved.get(node, ()))
 
     @property
     def synchronises(self) -> bool:

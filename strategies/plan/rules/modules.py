@@ -54,7 +54,7 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
     if plan.pp > 1 and trace.shared:
         yield f"pp={plan.pp}: several blocks share '{trace.shared[0]}'; pipelines are simulated for embedding and head that do"
     alone = plan.loss_as_layer or (plan.layers_per_stage is not None and plan.layers_per_stage[-1] == 0)
-    if plan.pp > 1 and alone and len(set(trace.boundaries)) > 1:
+    if plan.pp > 1 and alone and len(set(trace.handed_on)) > 1:
         yield f"pp={plan.pp}: a last stage without blocks is simulated where all blocks hand on as much, unlike {model.name}'s"
 
 

@@ -198,6 +198,15 @@ def test_causal_flops_count_half_or_the_window(batch: int, sequence: int, window
     assert within == causal if window >= sequence else within < causal
 
 
+@pytest.mark.parametrize("local", ["window", "chunk"])
+def test_attention_within_a_window_counts_its_keys(local: str) -> None:
+    """A token of a sequence of 256 attends to 64 in place of all; of a shorter sequence to all."""
+    whole, within = (build(Model, LLAMA | more, "small") for more in ({}, {local: 64}))
+    counts = [[model.forward_flops(3, sequence, causal=False) for model in (whole, within)] for sequence in (256, 64)]
+    assert counts[0][0] - counts[0][1] == 4.0 * whole.layers * 3 * 256 * (256 - 64) * whole.hidden
+    assert counts[1][0] == counts[1][1]
+
+
 def test_latent_attention_flops_by_hand() -> None:
     latent = {"q_rank": 24, "kv_rank": 16, "nope_head_dim": 8, "rope_head_dim": 4, "v_head_dim": 10}
     model = build(Model, LLAMA | {"kv_heads": 6, "layers": 1, "latent": latent}, "mla")

@@ -102,6 +102,23 @@ SIZES: dict[str, dict[str, Any]] = {  # of published models; keys as their files
         **{"intermediate_size": 4096, "vocab_size": 65537, "max_position_embeddings": 131072, "mamba_d_ssm": 3072},
         **{"mamba_n_heads": 48, "mamba_d_head": 64, "mamba_d_state": 256, "mamba_n_groups": 1, "tie_word_embeddings": False},
     },
+    "zamba2-2.7b": {
+        "model_type": "zamba2",
+        "architectures": ["Zamba2ForCausalLM"],
+        **{"hidden_size": 2560, "intermediate_size": 10240, "num_attention_heads": 32, "num_key_value_heads": 32},
+        **{"attention_hidden_size": 5120, "attention_head_dim": 160, "kv_channels": 80, "vocab_size": 32000},
+        **{"mamba_d_state": 64, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_headdim": 64, "mamba_ngroups": 1},
+        **{"n_mamba_heads": 80, "num_mem_blocks": 2, "use_shared_mlp_adapter": True, "use_shared_attention_adapter": False},
+        **{"adapter_rank": 128, "num_hidden_layers": 54, "hybrid_layer_ids": [6, 12, 18, 24, 30, 36, 42, 47, 51]},
+    },
+    "zamba2-1.2b": {
+        "model_type": "zamba2",
+        "architectures": ["Zamba2ForCausalLM"],
+        **{"hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_hidden_layers": 38},
+        **{"mamba_d_state": 128, "n_mamba_heads": 64, "num_mem_blocks": 1, "use_shared_attention_adapter": True},
+        **{"adapter_rank": 128, "use_mem_rope": True, "vocab_size": 32000},
+        "layers_block_type": ["hybrid" if layer in (5, 11, 17, 23, 29, 35) else "mamba" for layer in range(38)],
+    },
 }
 
 
@@ -133,6 +150,10 @@ TINY: dict[str, dict[str, Any]] = {
     "granite-4.0-h-micro": {"mamba_n_heads": 8, "mamba_d_head": 16, "layer_types": ["mamba", "attention"]},
     "nemotron-h-8b": {"mamba_num_heads": 8, "mamba_head_dim": 16, "n_groups": 2, "hybrid_override_pattern": "M*-"},
     "falcon-h1-1.5b": {"mamba_n_heads": 8, "mamba_d_head": 16, "mamba_d_ssm": 128},
+    "zamba2-1.2b": {
+        **{"n_mamba_heads": 8, "num_hidden_layers": 4, "num_mem_blocks": 2, "adapter_rank": 8},
+        "layers_block_type": ["mamba", "hybrid", "hybrid", "hybrid"],
+    },
 }
 
 
@@ -155,6 +176,7 @@ def test_flops_of_matrices_are_those_of_the_class(name, tmp_path) -> None:
     assert own is not None
     scans = sum(layer.recurrence is not None for layer in model.layer_models) * own.scan_flops(batch * tokens)
     attends = sum(layer.has_attention for layer in model.layer_models)
+    attends += sum(layer.shared_block is not None for layer in model.layer_models)
     scores = 4.0 * attends * batch * model.heads * tokens**2 * model.head_dim
     matrices = sum(flops for op, flops in counts.items() if str(op) in ("aten.mm", "aten.addmm"))
     assert matrices == model.forward_flops(batch, tokens, causal=False) - scans - scores
@@ -345,6 +367,57 @@ def test_sizes_that_contradict_each_other_are_refused() -> None:
         read_hugging_face(bamba | {"mamba_d_head": 32}, "config.json")
     with pytest.raises(UserError, match=r"hybrid_override_pattern='MX' must have a letter of"):
         read_hugging_face({"model_type": "nemotron_h", "hybrid_override_pattern": "MX"}, "config.json")
+
+
+def test_layers_that_share_a_block_have_its_parameters_once(tmp_path) -> None:
+    """Zamba2 2.7B by hand: two blocks over 5,120 features, nine adapters of rank 128 and matrices, 54 mixers, the embedding."""
+    h, ffn, channels, convolved = 2560, 10240, 5120, 5120 + 2 * 64
+    block = 3 * (2 * h) ** 2 + 2 * h * h + 3 * h * ffn + 2 * h + h
+    beside = h * h + 128 * (h + 2 * ffn)
+    mixer = h * (channels + convolved + 80) + channels * h + 5 * convolved + 3 * 80 + channels + h
+    model = model_of(SIZES["zamba2-2.7b"], tmp_path)
+    assert model.parameters == 2 * block + 9 * beside + 54 * mixer + 32000 * h + h
+    assert model.layer_parameters(18) == beside + mixer == model.layer_parameters(6) - block
+    flops = [parts(model, zamba_job(tmp_path).resolve()).layer(layer).model_flops for layer in (6, 18)]
+    assert flops[0] == flops[1]  # every layer runs all of its block
+
+
+def zamba_job(tmp_path: Path, **plan: Any) -> Job:
+    """Zamba2 on eight GPUs, of the file in tmp_path."""
+    plan = {"sequence": 2048, "global_batch": 8, "microbatch": 1, "data_parallel": "zero1"} | plan
+    return read_job(None, model=str(tmp_path / "config.json"), cluster="dgx-h100", plan=plan)
+
+
+def test_gradients_of_a_shared_block_are_reduced_once(tmp_path) -> None:
+    """DDP by rings sends 2 · 7/8 of each parameter's gradient: a shared one's when the first layer that has it has gone back."""
+    model = model_of(SIZES["zamba2-2.7b"], tmp_path)
+    summary = summarise(simulate(zamba_job(tmp_path, data_parallel="ddp", algorithm="ring")))
+    assert summary.volume["dp"].elements == pytest.approx(2 * 7 / 8 * model.parameters, rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [({"tp": 2}, "tp=2"), ({"pp": 2}, "pp=2"), ({"data_parallel": "zero3"}, "data_parallel=zero3"), ({"cp": 2}, "cp=2")],
+)
+def test_what_shared_blocks_are_not_simulated_with(plan, said, tmp_path) -> None:
+    model_of(SIZES["zamba2-2.7b"] | {"mamba_ngroups": 2}, tmp_path)
+    with pytest.raises(UserError, match=f"are not simulated with {said}"):
+        simulate(zamba_job(tmp_path, **plan))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hybrid_layer_ids": [5]}, r"hybrid_layer_ids=\[5\] must be the hybrid layers of layers_block_type"),
+        ({"num_mem_blocks": 10}, "num_mem_blocks=10 must be at most the 9 hybrid layers"),
+        ({"n_mamba_heads": 77}, "n_mamba_heads=77 must divide mamba_expand·hidden_size = 5120"),
+        ({"layers_block_type": ["mamba"]}, "must be a list of num_hidden_layers=54 entries"),
+        ({"use_shared_attention_adapter": True, "num_key_value_heads": 8}, "needs num_key_value_heads=32"),
+    ],
+)
+def test_zamba2_sizes_that_contradict_each_other_are_refused(changes, message, tmp_path) -> None:
+    with pytest.raises(UserError, match=message):
+        model_of(SIZES["zamba2-2.7b"] | changes, tmp_path)
 
 
 def test_a_hybrid_is_simulated(tmp_path) -> None:

@@ -55,6 +55,24 @@ def fft():
             return torch.fft.fft(self.one(x.float())).real
     return Spectral()
 
+def skipping():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one = nn.Linear(8, 8)
+        def forward(self, x):
+            return self.one(x).relu()
+    class Skips(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.blocks = nn.Linear(8, 8), nn.ModuleList(Block() for _ in range(4))
+        def forward(self, x):
+            x = self.first(x)
+            a = self.blocks[0](x)
+            b = self.blocks[1](a)
+            return self.blocks[3](torch.cat([self.blocks[2](b) + x, a], 0)[: len(x)])
+    return Skips()
+
 def recurrent():
     class Tagger(nn.Module):
         def __init__(self):
@@ -436,6 +454,17 @@ def test_a_class_that_runs_other_kernels_on_gpus_is_refused(tmp_path: Path) -> N
         path.write_text(f'{{"model_type": "{kind}", "architectures": ["{name}"]}}')
         with pytest.raises(UserError, match=f"model_type '{kind}': {why}"):
             job(str(path), "256:int64")
+
+
+def test_what_skips_blocks_is_handed_on_by_all_between(tmp_path: Path) -> None:
+    """Blocks are given x; a and x; b, a and x; the sum of the third's result and x beside a: 16 numbers of 16 bits each."""
+    file = tmp_path / "net.py"
+    file.write_text(MLP)
+    model = read_job(None, model=f"{file}:skipping", input="8", cluster="dgx-a100", plan={"microbatch": 2}).model
+    assert model.module is not None
+    trace = trace_of(model.module, 2, "bf16")
+    assert trace.boundaries == [32.0, 32.0, 32.0, 32.0]
+    assert trace.handed_on == [32.0, 64.0, 96.0, 64.0]
 
 
 def test_a_config_in_a_folder_has_the_folder_s_name(tmp_path: Path) -> None:
