@@ -8,7 +8,8 @@ Imports torch: import this module inside the function that needs it.
     holding.peak                            # bytes, most that was held between two operators
 
 Counts storages, as an allocator does, without its rounding; workspace inside one operator is not seen. What was made before the
-mode was entered counts from when an operator first returns it or `add` is called.
+mode was entered counts from when an operator first returns it or `add` is called. What the library of collectives holds meanwhile
+is not counted, as NCCL's buffers are not: gloo takes a copy of what it reduce-scatters.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -30,6 +32,8 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.held = self.peak = 0
         self._known: dict[int, tuple[weakref.ref[Any], int]] = {}  # of each storage its size when last seen
         self._resize: Any = None
+        self._wait: Any = None
+        self._waiting = False  # for the library, which hands out its own memory
         self._mode: Any = None
 
     def __enter__(self) -> Holding:
@@ -42,11 +46,22 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._see(storage)
 
         torch.UntypedStorage.resize_ = resize_  # type: ignore[method-assign, assignment]
+        self._wait = wait = dist.Work.wait
+
+        def waited(work: dist.Work, *arguments: Any) -> bool:
+            self._waiting = True
+            try:
+                return bool(wait(work, *arguments))
+            finally:
+                self._waiting = False
+
+        dist.Work.wait = waited  # type: ignore[method-assign, assignment]
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *error: Any) -> None:
         """Stop looking."""
+        dist.Work.wait = self._wait  # type: ignore[method-assign]
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
         super().__exit__(*error)  # type: ignore[no-untyped-call]
 
@@ -65,6 +80,8 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
+        if self._waiting:
+            return result
         self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
         return result
 

@@ -68,9 +68,14 @@ def in_buckets(tensors: Iterable[Tensor], limit: float) -> Iterator[list[Tensor]
 def reduce_in_buckets(tensors: Sequence[Tensor], limit: float, group: Any, mean: bool = True) -> None:
     """Replace tensors by their mean (or sum) over the group, one all-reduce per bucket."""
     for bucket in in_buckets(map(local, tensors), limit):
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
-        dist.all_reduce(flat, group=group)
-        if mean:
-            flat /= dist.get_world_size(group)
-        for tensor, piece in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
-            tensor.copy_(piece.view_as(tensor))
+        _reduce(bucket, group, mean)
+
+
+def _reduce(bucket: Sequence[Tensor], group: Any, mean: bool) -> None:
+    """One all-reduce; its flat tensor is gone when this returns."""
+    flat = torch.cat([tensor.flatten() for tensor in bucket])
+    dist.all_reduce(flat, group=group)
+    if mean:
+        flat /= dist.get_world_size(group)
+    for tensor, piece in zip(bucket, torch.split(flat, [tensor.numel() for tensor in bucket]), strict=True):
+        tensor.copy_(piece.view_as(tensor))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from sim.program import COMPUTE, Block, Collective, Kernel, Op, Ref, Run
+from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel import hooks
 from strategies.data_parallel.hook import Hook
 from strategies.lowering.stage import Stage, in_buckets
@@ -53,7 +53,16 @@ class LocalSGD(Hook):
         computed = stage.last_compute()
         assert computed is not None
         all_reduce = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
-        return stage.add(Op("dp", all_reduce, (computed,)))
+        return stage.add(Op("dp", all_reduce, (computed,), *2 * (self._beside(stage),)))
+
+    def _beside(self, stage: Stage) -> Memory:
+        """What is there while ranks agree: a flat copy of a bucket of whole parameters, and the last step's gradients, which
+        nothing frees before the next backward pass (torch 2.13, PostLocalSGDOptimizer.step averages right after the update).
+        """
+        plan = stage.plan
+        largest = max((bucket.elements for bucket in stage.buckets()), default=0)
+        kept = stage.parameters * plan.bytes_of_states["gradient"] if plan.frees_gradients else 0
+        return ("buffer", float(largest * plan.bytes_per_element)), ("gradient", float(kept))
 
 
 @hooks("diloco")

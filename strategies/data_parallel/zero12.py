@@ -130,11 +130,10 @@ class Zero2(Zero1):
                 return run(microbatch, after, allocate=every)
 
         def takes(buckets: Sequence[Bucket]) -> tuple[Memory, Memory]:
-            if not copied:
-                return () if there else tuple(map(stage.gradients_of, buckets)), ()
             largest = max(math.prod(shape) for bucket in buckets for shape in bucket.shapes)
-            allocated: Memory = (("gradient", float(stage.plan.bytes_per_gradient * largest)),)
-            return allocated, allocated  # each is copied to the bucket's buffer as it is made
+            # each is copied to the bucket's buffer as it is made
+            moved: Memory = (("gradient", float(stage.plan.bytes_per_gradient * largest)),)
+            return (() if copied or there else tuple(map(stage.gradients_of, buckets))) + moved, moved
 
         def reduce(bucket: Bucket, completed: Ref) -> None:
             stage.reduce_bucket(self._operation(stage.plan), bucket, completed, () if copied else (stage.gradients_of(bucket),))

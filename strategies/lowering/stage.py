@@ -166,7 +166,9 @@ class Stage(StagePasses):
             allocated, given_back = takes(mine) if takes else self._stay(mine)
             after += self.crowded if takes else ()
             passing = "gradient" if allocated and not given_back else ""
-            ref, after = self.between(way, microbatch, after, start, cut, allocated, given_back, passing), ()
+            # buffers come with their first gradient, after the loss
+            buffers = sum(size for _, size in allocated) - sum(size for _, size in given_back) if takes else 0.0
+            ref, after = self.between(way, microbatch, after, start, cut, allocated, given_back, passing, buffers), ()
             start = cut
             for bucket in mine:
                 reduce(bucket, ref)

@@ -144,13 +144,15 @@ class StagePasses(StageParts):
         allocate: Memory = (),
         free: Memory = (),
         passing: str = "",
+        absent: float = 0.0,
     ) -> Ref:
         """What of a backward pass or of its second half is between two moments. allocate: beside its workspace; passing: the kind
-        of memory of all gradients that it makes, which are made one by one.
+        of memory of all gradients that it makes, which are made one by one; absent: bytes of `allocate` that are not there during
+        the backward of the loss.
         """
         if self._by_parts:
-            return self._backward_by_parts(microbatch, after, start, end, allocate, free, passing)
-        block, allocated, given_back = self._block(way, start, end, passing, 0.0)
+            return self._backward_by_parts(microbatch, after, start, end, allocate, free, passing, absent)
+        block, allocated, given_back = self._block(way, start, end, passing, absent)
         return self.add(Op(COMPUTE, block, after, _summed(allocated + allocate), given_back + free, microbatch))
 
     @property

@@ -6,7 +6,7 @@ a bucket's gradients are copied, as they are made, into a flat tensor that lives
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -41,18 +41,25 @@ class Passing(Flat):
         tensor.grad = None
         self.waiting -= 1
 
-    def reduce(self, group: Any) -> None:
+    def start(self, group: Any) -> UnderWay:
         """Start to sum gradients over the ranks, each its part; the result lies in the flat tensor."""
-        assert self.gradients is not None
-        self.work = dist.reduce_scatter_tensor(self.gradients[self.mine], self.gradients, group=group, async_op=True)
+        gradients, self.gradients = self.gradients, None
+        assert gradients is not None
+        return UnderWay(self, gradients, dist.reduce_scatter_tensor(gradients[self.mine], gradients, group=group, async_op=True))
+
+
+class UnderWay(NamedTuple):
+    """A reduction that was started; its flat tensor goes with it."""
+
+    bucket: Passing
+    gradients: Tensor
+    work: Any
 
     @torch.no_grad()
     def finish(self) -> None:
-        """Wait, add the mean to the rank's part, and let the rest go."""
+        """Wait, and add the mean to the rank's part."""
         self.work.wait()
-        assert self.gradients is not None
-        self.piece.add_(self.gradients[self.mine], alpha=1 / self.ranks)
-        self.work = self.gradients = None
+        self.bucket.piece.add_(self.gradients[self.bucket.mine], alpha=1 / self.bucket.ranks)
 
 
 @executed("zero2")
@@ -67,7 +74,7 @@ class Zero2(Zero1):
         return super().check(job, resolved)
 
     def __init__(self, setup: Setup, chunks: list[Chunk]) -> None:
-        self._under_way: list[Passing] = []
+        self._under_way: list[UnderWay] = []
         super().__init__(setup, chunks)
 
     def wrap(self, chunk: Chunk) -> nn.Module:
@@ -87,10 +94,8 @@ class Zero2(Zero1):
 
     def _bucket_gradient(self, mine: list[Passing], bucket: Passing, tensor: Tensor) -> None:
         """A gradient was made; without overlap a chunk's are reduced when there are all."""
-        if bucket.gradients is None or bucket in self._under_way:  # its first of this microbatch
+        if bucket.gradients is None:  # its first of this microbatch
             self._wait(all_but=1)
-            if bucket in self._under_way:
-                self._wait()
         bucket.take(tensor)
         if self.setup.plan.overlap:
             self._start([bucket] if not bucket.waiting else [])
@@ -99,9 +104,7 @@ class Zero2(Zero1):
             self._wait()
 
     def _start(self, complete: list[Passing]) -> None:
-        for bucket in complete:
-            bucket.reduce(self.setup.copies)
-            self._under_way.append(bucket)
+        self._under_way += [bucket.start(self.setup.copies) for bucket in complete]
 
     def _wait(self, all_but: int = 0) -> None:
         while len(self._under_way) > all_but:

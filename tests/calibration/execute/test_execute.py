@@ -111,8 +111,16 @@ TWO = {
     "shared experts": job("shared experts", 2, MOE | {"experts": SHARED}, ep=2, recompute="full", bucket="8 KiB"),
     "dropout, diloco": job("dropout, diloco", 2, FLAT, dropout=True, data_parallel="diloco", local_steps=2),
 }
-# parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs
-HELD = {"ddp, small buckets": 20, "ddp, gradients that stay": 20, "ddp, views of buckets": 16}
+# parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs;
+# while ranks agree a flat copy of all parameters, and the last gradients; half of states and gradients, and two flat buckets
+HELD = {
+    "ddp, small buckets": 20,
+    "ddp, gradients that stay": 20,
+    "ddp, views of buckets": 16,
+    "local sgd": 4 + 4 + 4,
+    "diloco": 4 + 8 + 8 + 4 + 4,
+    "zero2": 4 + 4 + 2 + 2 * 4,
+}
 FOUR = {
     "ddp × tp": job("ddp × tp", 4, SHORT, tp=2, accumulation=2),
     "zero1 × tp": job("zero1 × tp", 4, SHORT, tp=2, data_parallel="zero1"),

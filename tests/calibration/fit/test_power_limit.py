@@ -11,7 +11,7 @@ from calibration.fit.machine import kernels
 from calibration.fit.machine.profile import Fit
 from calibration.samples import Merged
 from shardyard import read_job
-from sim.pricing.prices import Prices
+from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile
 from sim.program import Kernel
 from strategies.predict import predict
@@ -64,17 +64,18 @@ def pressed(late: float, early: float, side: int = 8192) -> list[Merged]:
     return [case("sustained", value, kind=kind, **sizes) for kind, value in (("late", late), ("early", early), ("clock", 1400.0))]
 
 
-def fitted(samples: Sequence[Merged]) -> Fit:
+def fitted(samples: Sequence[Merged], base: Profile = H100) -> Fit:
     """A fit to these."""
-    fit = Fit(H100, CLUSTER, HEAD, samples)
+    fit = Fit(base, CLUSTER, HEAD, samples)
     fit.all("mine")
     return fit
 
 
 def test_the_power_limit_and_what_was_not_measured_stay() -> None:
-    mine = fitted(bursts()).result.profile
-    old, new = H100.gemm["bf16"], mine.gemm["bf16"]
-    assert (new.sustained, new.byte_energy, new.aligned) == (old.sustained, old.byte_energy, old.aligned)
+    old = H100.gemm["bf16"].model_copy(update={"early": {"bf16": 0.5}})
+    mine = fitted(bursts(), H100.model_copy(update={"gemm": dict(H100.gemm) | {"bf16": old}})).result.profile
+    new = mine.gemm["bf16"]
+    assert (new.sustained, new.byte_energy, new.aligned, new.early) == (old.sustained, old.byte_energy, old.aligned, old.early)
     assert mine.gemm["fp8"] == H100.gemm["fp8"]
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=dict(data_parallel="zero3", global_batch=16, sequence=4096))
     shipped, own = predict(job, H100), predict(job, mine)
