@@ -75,14 +75,31 @@ def _then(first: tuple[float, float, float], second: tuple[float, float, float])
     return first[0] + second[0], max(first[1] + second[0], first[2] + second[1]), first[2] + second[2]
 
 
+class Beside:
+    """Collectives beside kernels, which take longer until the last of them ends: by its own factor, or else the usual one."""
+
+    __slots__ = ("end", "slowdown", "usual")
+
+    def __init__(self, slowdown: float) -> None:
+        self.end, self.slowdown, self.usual = -inf, slowdown, slowdown
+
+    def add(self, end: float, own: float | None) -> None:
+        """A collective that ends then. own: its factor, if it has one."""
+        if end > self.end:
+            self.end, self.slowdown = end, own or self.usual
+
+    def slowed(self, seconds: float, start: float) -> float:
+        """By how many seconds kernels that begin at `start` take longer than `seconds`."""
+        return on_grid(min(seconds * (self.slowdown - 1), max(0.0, self.end - start) * (1 - 1 / self.slowdown)))
+
+
 class _Player:
     """A sequence being played: when the GPU's compute stream, the stream beside it and the host are free."""
 
     def __init__(self, gpu: float, host: float, launch: float, slowdown: float, slowing: Mapping[Collective, float]) -> None:
         self.gpu, self.host = gpu, host
         self.beside: dict[str, float] = {}  # when each stream beside is free
-        self.launch, self.usual, self.slowing = launch, slowdown, slowing
-        self.slowdown = slowdown  # by the collective that ends last
+        self.launch, self.slowing, self.collectives = launch, slowing, Beside(slowdown)
         self.ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
         self.parts: CostParts = {}
         self.kernels = 0.0
@@ -95,8 +112,7 @@ class _Player:
         self.host += self.launch + more
         if isinstance(item, Start):
             end = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
-            if end > max(self.beside.values(), default=-inf):
-                self.slowdown = self.slowing.get(item.collective, self.usual)
+            self.collectives.add(end, self.slowing.get(item.collective))
             self.beside[item.stream] = end
             self.ends.setdefault(item.collective, deque()).append(end)
             return
@@ -106,7 +122,7 @@ class _Player:
             self.gpu = max(self.gpu, self.host) + seconds
             return
         start = max(self.gpu, self.host)
-        self.gpu = start + seconds + self._slowed(item, seconds, max(self.beside.values(), default=-inf) - start)
+        self.gpu = start + seconds + self._slowed(item, seconds, start)
         self._add(item.phase, item.label, seconds)
 
     def _wait(self, end: float, what: Collective) -> None:
@@ -115,16 +131,15 @@ class _Player:
                 self._add(what.axis, what.label, end - self.gpu)
             self.gpu = end
 
-    def _slowed(self, kernel: Kernel, seconds: float, shared: float) -> float:
-        """Seconds that a kernel takes longer when a collective runs for its first `shared` seconds."""
-        if shared <= 0 or self.slowdown == 1:
+    def _slowed(self, kernel: Kernel, seconds: float, start: float) -> float:
+        """Seconds that a kernel takes longer because of the collectives beside it."""
+        shared, slowdown = self.collectives.end - start, self.collectives.slowdown
+        if shared <= 0 or slowdown == 1:
             self.kernels += seconds
             return 0.0
-        if seconds * self.slowdown <= shared:
-            more = on_grid(seconds * (self.slowdown - 1))
-        else:
-            more = on_grid(shared * (1 - 1 / self.slowdown))
-            self.kernels += seconds - shared / self.slowdown
+        if seconds * slowdown > shared:
+            self.kernels += seconds - shared / slowdown
+        more = self.collectives.slowed(seconds, start)
         self._add(SLOWDOWN, kernel.label, more)
         return more
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from simpy import Environment
 
 from sim.clock import on_grid
-from sim.engine.blocks.played import Passage, PlayedBlock, Span, alone, slowed_by
+from sim.engine.blocks.played import Passage, PlayedBlock, Span, alone
 from sim.engine.blocks.segments import Piece, Rest, SegmentedBlock, Segments
 from sim.engine.device import Compute, Device
 from sim.engine.lanes import Lanes
@@ -23,7 +23,7 @@ from sim.engine.network import FlowPart, Network
 from sim.engine.task import Task, start
 from sim.engine.transfer import CollectiveTransfer
 from sim.engine.uncontended import Times
-from sim.pricing.block_costs import BlockCost
+from sim.pricing.block_costs import Beside, BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block
 
@@ -199,19 +199,19 @@ class _State(NamedTuple):
 def _states(rest: Rest, spans: Sequence[Span], begin: float, now: float, slowdown: float) -> list[_State]:
     """How far the pieces of a segment are at `now` that began at `begin` and, with nothing else on its links, take `spans`."""
     states: list[_State] = []
-    beside, usual = begin, slowdown  # when the latest collective ends
+    beside = Beside(slowdown)
     for piece, (first, end) in zip(rest.segment.pieces, spans, strict=True):
         slowed = 0.0
         if isinstance(piece.cost, BlockCost):
-            slowed = slowed_by(piece.seconds, beside - first, slowdown)
-        elif end > beside:
-            beside, slowdown = end, piece.cost.slowing or usual
+            slowed = beside.slowed(piece.seconds, first)
+        else:
+            beside.add(end, piece.cost.slowing)
         if end <= now:
             states.append(_State(slowed, 0.0))
         elif first >= now:
             states.append(_State(0.0, piece.seconds))
         else:
-            spent = min(slowed, on_grid((now - first) * (1 - 1 / slowdown)))
+            spent = min(slowed, on_grid((now - first) * (1 - 1 / beside.slowdown)))
             states.append(_State(spent, min(piece.seconds, end - now - (slowed - spent))))
     return states
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from sim.clock import on_grid
 from sim.engine.blocks.segments import Rest, SegmentedBlock
-from sim.pricing.block_costs import BlockCost
+from sim.pricing.block_costs import Beside, BlockCost
 from sim.timeline import InsideOp
 
 Span = tuple[float, float]  # start and end, seconds
@@ -73,20 +72,14 @@ def _stretched(spans: list[Span], passage: Passage, end: float) -> list[Span]:
 def alone(rest: Rest, begin: float, launch: float, slowdown: float) -> list[Span]:
     """Of each piece of a segment that begins at `begin`, and is launched from `launch` on, with nothing else on its links."""
     spans: list[Span] = []
-    beside, usual = begin, slowdown  # when the latest collective ends
+    beside = Beside(slowdown)
     for piece in rest.segment.pieces:
         start, launched = max((spans[each][1] for each in piece.waits), default=begin), launch + piece.launch
         if isinstance(piece.cost, BlockCost):
-            slowed = slowed_by(piece.seconds, beside - start, slowdown)
+            slowed = beside.slowed(piece.seconds, start)
             spans.append((start, max(start + piece.seconds + slowed, launched + piece.critical)))
         else:
             start = max(start, launched)
             spans.append((start, start + piece.seconds))
-            if start + piece.seconds > beside:
-                beside, slowdown = start + piece.seconds, piece.cost.slowing or usual
+            beside.add(start + piece.seconds, piece.cost.slowing)
     return spans
-
-
-def slowed_by(seconds: float, shared: float, slowdown: float) -> float:
-    """By how many seconds kernels take longer when a collective runs beside them for their first `shared` seconds."""
-    return on_grid(min(seconds * (slowdown - 1), max(0.0, shared) * (1 - 1 / slowdown)))
