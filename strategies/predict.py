@@ -208,7 +208,7 @@ def _counts(resolved: Resolved) -> Iterator[tuple[int, tuple[int, ...]]]:
     group = ranks * schedule.copies
     filled = max(SETTLED, schedule.settled * ranks + 3)
     if resolved.chunks > 1 or schedule.copies > 1:
-        for least in (filled + 2 * group, filled + 4 * group, 9 * filled):
+        for least in (filled + 2 * group, filled + 6 * group, 9 * filled):
             yield least + (every - least) % group, (group,)
         return
     for least in (filled, 2 * filled, 4 * filled):

@@ -60,9 +60,10 @@ class EffectsCost:
 
     step_without: float  # without any effect
     without: dict[str, float]
-    critical_rank: int  # whose compute stream is idle least: the others wait for it
+    critical_rank: int  # for which the others wait: whose compute stream is idle least, or whose transfers a link makes longest
     critical_idle: float
     mean_idle: float  # of all ranks
+    critical_transfers: float  # by which its transfers last longer than others' of its stage, where effects are on links only
 
 
 @dataclass(frozen=True, repr=False)

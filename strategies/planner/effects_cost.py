@@ -6,8 +6,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from sim.analysis.breakdown import breakdowns, idle_seconds
-from sim.analysis.summary import EffectsCost, Summary, summarise
-from strategies.predict import simulate
+from sim.analysis.summary import EffectsCost, Summary
+from sim.program import Collective, Send
+from strategies.predict import predict
 
 if TYPE_CHECKING:
     from sim.engine.effects import Effect
@@ -26,17 +27,38 @@ def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
     if 1 < len(job.effects) <= APART:
         each = {str(effect): _step(job, tuple(other for other in job.effects if other is not effect)) for effect in job.effects}
     idle = [idle_seconds(parts) for parts in breakdowns(timeline)]
-    least = min(range(len(idle)), key=lambda lane: idle[lane])
+    more = _more_in_transfers(timeline) if _are_on_links(job) else [0.0]
+    if max(more) > 0:
+        critical = max(range(len(more)), key=lambda lane: more[lane])
+    else:
+        critical = min(range(len(idle)), key=lambda lane: idle[lane])
     world = sum(lane.ranks for lane in timeline.lanes)
     mean = sum(lane.ranks * seconds for lane, seconds in zip(timeline.lanes, idle, strict=True)) / world
     steps = timeline.program.steps
-    cost = EffectsCost(without, each, timeline.lanes[least].rank, idle[least] / steps, mean / steps)
+    rank = timeline.lanes[critical].rank
+    cost = EffectsCost(without, each, rank, idle[critical] / steps, mean / steps, max(more) / steps)
     return replace(summary, effects=cost, notes=(_said(job, summary, cost), *summary.notes))
 
 
 def _step(job: Job, effects: tuple[Effect, ...]) -> float:
-    other = replace(job, effects=effects)
-    return summarise(simulate(other)).step_seconds
+    return predict(replace(job, effects=effects)).step_seconds
+
+
+def _are_on_links(job: Job) -> bool:
+    topology = job.cluster.topology()
+    return not any(effect.gpus(topology).size for effect in job.effects)
+
+
+def _more_in_transfers(timeline: Timeline) -> list[float]:
+    """By lane, the seconds that its collectives and sends last longer than those of the lane of its cohort that has least."""
+    seconds = [
+        sum(timeline.end[at] - timeline.start[at] for at, op in timeline.ops(number) if isinstance(op.work, Collective | Send))
+        for number in range(len(timeline.lanes))
+    ]
+    least: dict[int, float] = {}
+    for lane, each in zip(timeline.lanes, seconds, strict=True):
+        least[lane.cohort] = min(each, least.get(lane.cohort, each))
+    return [each - least[lane.cohort] for lane, each in zip(timeline.lanes, seconds, strict=True)]
 
 
 def _said(job: Job, summary: Summary, cost: EffectsCost) -> str:
@@ -47,7 +69,12 @@ def _said(job: Job, summary: Summary, cost: EffectsCost) -> str:
     if cost.without:
         worst, left = min(cost.without.items(), key=lambda pair: pair[1])
         said += f"; without '{worst}' alone {left:.4g} s"
-    if cost.critical_idle < cost.mean_idle:
+    if cost.critical_transfers:
+        said += (
+            f"; the others wait for transfers of rank {cost.critical_rank}, which last {cost.critical_transfers:.3g} s longer "
+            "than those of other ranks of its stage"
+        )
+    elif cost.critical_idle < cost.mean_idle and not _are_on_links(job):
         said += (
             f"; the others wait for rank {cost.critical_rank}, which is idle for {cost.critical_idle:.3g} s, "
             f"the mean rank for {cost.mean_idle:.3g} s"

@@ -76,6 +76,29 @@ def test_what_effects_cost_of_one_kernel_by_hand(toy_job: Any) -> None:
     assert sum(ranks for ranks, _ in idle.values()) == 8
 
 
+def test_of_a_slow_link_its_own_rank_is_named() -> None:
+    """Two stages of two ranks, a node each: whose NIC has half its rate sends to the next stage for longer than its neighbour."""
+    nodes = [{"count": 2, "node": {"gpus": 2, "nics": 2}}]
+    asked = read_job(
+        model=MODEL,
+        cluster="dgx-h100",
+        nodes=nodes,
+        plan={"tp": 2, "pp": 2, "global_batch": 8},
+        effects=["node 0 nic 1: rate 0.5"],
+    )
+    timeline = simulate(asked)
+    summary = with_effects(asked, timeline, summarise(timeline))
+    cost = summary.effects
+    assert cost is not None
+    assert cost.critical_rank == 1
+    across = [0.0] * len(timeline.lanes)  # seconds of sends, and of the all-reduce of the tied embedding's gradients
+    for row in timeline.rows():
+        across[row.lane] += (row.end - row.start) * (row.kind in ("send", "all_reduce"))
+    assert [lane.rank for lane in timeline.lanes] == [0, 1, 2, 3]
+    assert cost.critical_transfers == pytest.approx(across[1] - across[0])
+    assert f"the others wait for transfers of rank 1, which last {cost.critical_transfers:.3g} s longer" in summary.notes[0]
+
+
 def test_the_note_says_the_cost_and_the_worst_effect() -> None:
     asked = job({"plan.tp": 2}, ["gpu 5: speed 0.5", "gpu 0: speed 0.99"])
     timeline = simulate(asked)
