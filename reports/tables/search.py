@@ -53,6 +53,8 @@ def overview(answer: Answer, job: Job, tokens: float | None, top: int, bar: Inte
         if len(front) > 1 or answer.front:
             lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, answer, tokens)]
         lines += ["", Text(f"as arguments: {arguments(answer.best, job)}")]
+    elif answer.interrupted:
+        lines.append(Text("`shardyard simulate` with `--plan auto` and the same job finds the best of fewer plans, in seconds"))
     lines += ["", *map(Text, _where_they_went(answer)), *notes_of(job)]
     return Group(*lines)
 

@@ -61,7 +61,9 @@ def test_states_and_volumes_are_of_what_is_trained(module: dict[str, Any], plan:
     own, other = (summarise(simulate(job)) for job in both(module, plan, data_parallel=hook))
     assert {axis: sent.bytes for axis, sent in other.volume.items()} == {axis: sent.bytes for axis, sent in own.volume.items()}
     for kind in ("parameter", "gradient", "optimizer"):
-        assert other.worst.kinds[kind] == own.worst.kinds[kind]
+        more = own.worst.kinds[kind] - other.worst.kinds[kind]
+        # a module's loss is not told from its head: its peak may be there, with a gradient on its way to ZeRO-2's bucket
+        assert more in ((0, 2 * HIDDEN * FFN) if (hook, kind) == ("zero2", "gradient") else (0,))
     assert other.worst.peak == pytest.approx(own.worst.peak, rel=0.01)
     assert other.step_seconds == pytest.approx(own.step_seconds, rel=0.02)
 

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from reports.tables.search import verdict
+from reports.tables.search import overview, verdict
 from strategies.planner.search import search as module
 from strategies.planner.search.answer import Progress
 from strategies.planner.search.objective import Limits, objective
@@ -97,6 +98,10 @@ def test_a_time_limit_holds_while_bounds_are_worked_out(monkeypatch: pytest.Monk
     answer = find(seconds=0.5)
     assert (answer.best, answer.interrupted) == (None, "the time limit of 0.5 s, before all bounds were known")
     assert "all of 432 combinations are open" in verdict(answer, read({}))
+    console = Console(width=120)
+    with console.capture() as printed:
+        console.print(overview(answer, read({}), None, 1))
+    assert "--plan auto" in printed.get()
     assert answer.bound == 0.0
 
 
