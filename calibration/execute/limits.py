@@ -78,6 +78,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "layers_per_stage",
     "order",
     "framework",
+    "deepspeed",
 }
 EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framework
 
@@ -126,7 +127,7 @@ def blocking(job: Job) -> bool:
 
     It waits for each where there are no streams (torch 2.13: foreach_all_gather and foreach_reduce start them without async_op).
     """
-    return job.plan.data_parallel == "zero3" and job.cluster.node.gpu.sms == 0
+    return job.plan.data_parallel == "zero3" and job.plan.deepspeed is None and job.cluster.node.gpu.sms == 0
 
 
 def dropped(job: Job) -> bool:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from calibration.execute.buckets import local
 from calibration.execute.chunks import chunks, shared
-from calibration.execute.data_parallel import executed
+from calibration.execute.data_parallel import hook_class
 from calibration.execute.limits import asynchronous
 from calibration.execute.packing import documents
 from calibration.execute.setup import Setup, group_of
@@ -30,7 +30,7 @@ class Runner:
         self.setup, self.resolved = setup, setup.resolved
         self.steps = 0  # that were begun, local ones too
         self.chunks = chunks(setup)
-        self.hook = executed[setup.plan.data_parallel](setup, self.chunks)
+        self.hook = hook_class(setup.plan)(setup, self.chunks)
         if self.hook.one_process:  # which has the data of all dp ranks: (microbatches, dp · microbatch, sequence)
             self.tokens, self.labels = (part.transpose(0, 1).flatten(1, 2) for part in cast(tuple[Tensor, Tensor], setup.data))
         else:
@@ -119,8 +119,7 @@ class Runner:
             self._begin(number)
             with self.hook.accumulating(last=number == count - 1):
                 value = self.loss(self.hook.modules[0](self.tokens[number]), self.labels[number])
-                factor = self.hook.clipping.scale / count
-                (value * factor if factor != 1 else value).backward()  # type: ignore[no-untyped-call]
+                self.hook.backward(value, count, last=number == count - 1)
             losses.append(value.detach())
         return losses
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from calibration.execute.data_parallel import executed
+from calibration.execute.data_parallel import hook_class
 from calibration.execute.measured.counting import Counting, Moved, copies_counted, threads_counted
 from calibration.execute.measured.timing import measure
 from calibration.execute.reference.compare import distance, exactly, expected, mean_loss
@@ -41,7 +41,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
     for job in jobs:
-        reason = executed[job.plan.data_parallel].reason(job, job.resolve())
+        reason = hook_class(job.plan).reason(job, job.resolve())
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
     _laid_out(place, jobs)
@@ -131,7 +131,8 @@ def axis_of(setup: Setup, moved: Moved) -> str:
     """The axis along which the ranks of a group differ (of tied embeddings: pp, though only two of its ranks), dp where they hold
     the same parameters, or NORM for what clipping adds up over all ranks: a number, or one of each dp rank that trains alone.
     """
-    if moved.operation == "all_reduce" and len(moved.ranks) == setup.place.world and moved.bytes == 8 * setup.norms:
+    numbers = (4, 8) if setup.plan.deepspeed is not None else (8 * setup.norms,)  # DeepSpeed's are of fp32, in ZeRO-3 two
+    if moved.operation == "all_reduce" and len(moved.ranks) == setup.place.world and moved.bytes in numbers:
         return NORM
     if setup.copies is not None and moved.group == setup.copies.group_name:
         return "dp"

@@ -18,6 +18,7 @@ from calibration.execute.clipping import Clipping, Held
 from calibration.execute.optimizers import Masters, make_optimizer
 from calibration.execute.setup import Setup
 from strategies.job import Job
+from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.registry import Registry
 
@@ -79,6 +80,11 @@ class Hook:
         """Around a microbatch's passes, when there is no pipeline."""
         return nullcontext()
 
+    def backward(self, loss: Tensor, count: int, last: bool) -> None:
+        """A microbatch's backward pass, when there is no pipeline; count: microbatches of the step."""
+        factor = self.clipping.scale / count
+        (loss * factor if factor != 1 else loss).backward()  # type: ignore[no-untyped-call]
+
     def reduce(self) -> None:
         """After the last backward pass."""
 
@@ -138,11 +144,20 @@ class Hook:
     def synchronise(self) -> None:
         """After the last of the local steps."""
 
+    def value(self, chunk: Chunk, name: str) -> Tensor:
+        """A parameter as one process has it: every rank that holds a part of it must ask."""
+        return chunk.whole(name, chunk.held[name].detach())
+
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """The reduced gradient of a parameter, unscaled and clipped; None where no rank keeps it."""
         if parameter.grad is None or not isinstance(self.optimizer, Masters):
             return parameter.grad
         return parameter.grad.float() * self.clipping.factor  # its fp32 copy is gone
+
+
+def hook_class(plan: Plan) -> type[Hook]:
+    """Who carries out the plan's strategy."""
+    return executed["deepspeed" if plan.deepspeed is not None else plan.data_parallel]
 
 
 executed: Registry[type[Hook]] = Registry("executed data parallel strategy", package="calibration.execute.data_parallel")

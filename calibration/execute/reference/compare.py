@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibration.execute.buckets import wide
 from calibration.execute.chunks import Chunk, original, whole_model
 from calibration.execute.clipping import Clipping, Held
-from calibration.execute.data_parallel import executed
+from calibration.execute.data_parallel import hook_class
 from calibration.execute.data_parallel.local import outer_update
 from calibration.execute.model import Transformer
 from calibration.execute.optimizers import RATE, Masters, make_optimizer
@@ -59,7 +59,7 @@ def expected(setup: Setup, steps: int) -> Expected:
     replicas = [start] if not local else [whole_model(setup) for _ in range(setup.resolved.dp)]
     replicas = [net.to(setup.device, setup.dtype) for net in replicas]
     optimizers = [make_optimizer(setup.plan, filter(trained, net.parameters())) for net in replicas]
-    modules = [executed[setup.plan.data_parallel].reference(setup, net) for net in replicas]
+    modules = [hook_class(setup.plan).reference(setup, net) for net in replicas]
     clippings = [Clipping(setup.plan) for _ in replicas]
     momentum = [torch.zeros_like(value) for value in result.before.values()]
     every = list(range(setup.resolved.dp))
@@ -197,7 +197,7 @@ class Comparison:
         parameter = chunk.held[name]
         held = self.runner.hook.gradient(parameter)
         gradient = None if held is None else chunk.whole(name, held)
-        value = wide(chunk.whole(name, parameter.detach()))
+        value = wide(self.runner.hook.value(chunk, name))
         steady = torch.ones_like(value, dtype=torch.bool)
         if right is not None:
             steady = right.abs() > QUIET * scale

@@ -35,6 +35,7 @@ EXPERTS = {"experts": 4, "chosen": 2, "ffn": 48}
 OWN = {"model": f"{ROOT}/tests/data/modules/normalised.py:Net", "job": {"input": "3x8x8"}}
 PACKED: dict[str, Any] = {"packing": {"lengths": [7, 9]}}
 PP: dict[str, Any] = {"pp": 2, "accumulation": 4}
+DS: dict[str, Any] = {"data_parallel": "zero1", "deepspeed": {}}
 ZRO = "zero_redundancy_optimizer"
 
 
@@ -124,6 +125,11 @@ CASES: list[Case] = [
         "FSDP2: one reduction in interleaved pipelines",
         {"plan": PP | {"data_parallel": "zero3", "schedule": "interleaved", "chunks": 2, "gradient_sync": "last"}},
     ),
+    ("DeepSpeed where it is not installed", {"plan": DS}),
+    ("DeepSpeed with what is no option of ZeRO", {"plan": DS | {"data_parallel": "zero3", "deepspeed": {"version": "0.5"}}}),
+    ("DeepSpeed with other axes", {"plan": DS | {"tp": 2}}),
+    ("DeepSpeed in 16 bits", {"node": SIXTEEN, "plan": DS | {"precision": "fp16"}}),
+    ("DeepSpeed with adapters, frozen or compiled layers, modules", {"plan": DS | {"freeze": {"layers": 1}}}),
 ]
 
 
@@ -139,13 +145,14 @@ def job_of(model: Any = None, cluster: Any = None, node: Any = None, plan: Any =
 
 def reason(case: dict[str, Any]) -> str:
     """Why it is refused."""
-    from calibration.execute.data_parallel import executed
+    from calibration.execute.data_parallel import hook_class
 
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(limits, "available_cores", lambda: (0, 1))
+            patch.setitem(sys.modules, "deepspeed", None)
             job = limits.ready(job_of(**case))
-        said = executed[job.plan.data_parallel].reason(job, job.resolve())
+            said = hook_class(job.plan).reason(job, job.resolve())
     except UserError as error:
         said = str(error)
     assert said, f"{case} is executed"
