@@ -9,6 +9,7 @@ Imports torch: import this module inside the function that needs it.
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 from typing import Any
 
@@ -19,18 +20,19 @@ from calibration.execute.clipping import LARGEST
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.optimizers import optimizer_of
 from calibration.execute.setup import Setup
-from strategies.frameworks.deepspeed.options import DeepSpeed
+from strategies.frameworks.settings import frameworks
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 
-OPTIONS = ("reduce_bucket_size", "allgather_bucket_size", "use_multi_rank_bucket_allreduce")
-STAGE3 = (
+OPTIONS = (  # that its engine is given; others are simulated only
+    "reduce_bucket_size",
+    "allgather_bucket_size",
+    "use_multi_rank_bucket_allreduce",
     "stage3_prefetch_bucket_size",
     "stage3_param_persistence_threshold",
     "stage3_max_live_parameters",
     "stage3_max_reuse_distance",
 )
-STAGES = {"zero1": 1, "zero2": 2, "zero3": 3}
 
 
 @executed("deepspeed")
@@ -46,7 +48,7 @@ class DeepSpeedZero(Hook):
         plan = job.plan
         assert plan.deepspeed is not None
         for option, value in plan.deepspeed:
-            if option not in (*OPTIONS, *STAGE3) and value != type(plan.deepspeed).model_fields[option].default:
+            if option not in OPTIONS and value != type(plan.deepspeed).model_fields[option].default:
                 return f"deepspeed.{option}={value} is simulated only"
         for axis, degree in (("tp", plan.tp), ("pp", plan.pp), ("cp", plan.cp)):
             if degree > 1:
@@ -108,16 +110,8 @@ class DeepSpeedZero(Hook):
 
 
 def config(setup: Setup) -> dict[str, Any]:
-    """What `deepspeed.initialize` is given."""
-    plan = setup.plan
-    options = plan.deepspeed or DeepSpeed.model_validate({})
-    zero: dict[str, Any] = {"stage": STAGES[plan.data_parallel], "overlap_comm": plan.overlap}
-    zero |= {name: getattr(options, name) for name in (*OPTIONS, *(STAGE3 if zero["stage"] == 3 else ()))}
-    return {
-        "train_micro_batch_size_per_gpu": plan.microbatch,
-        "gradient_accumulation_steps": setup.resolved.microbatches,
-        "gradient_clipping": LARGEST if plan.clip_gradients else 0.0,
-        "zero_optimization": zero,
-        "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False,
-    }
+    """For `deepspeed.initialize`: what `shardyard export` writes, and the norm to clip by; the optimizer is given beside it."""
+    given: dict[str, Any] = json.loads(frameworks["deepspeed"].write(setup.job).text)
+    given.pop("optimizer", None)
+    clipping = {"gradient_clipping": LARGEST} if setup.plan.clip_gradients else {}
+    return given | clipping | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
