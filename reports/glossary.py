@@ -1,9 +1,12 @@
-"""What any word means that people meet in commands and answers: metrics, fields of a plan, schedules, strategies, algorithms."""
+"""What any word means that people meet in commands and answers: metrics, fields of a plan, schedules, strategies, algorithms, and
+what is in the catalogues.
+"""
 
 from __future__ import annotations
 
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, get_args
@@ -11,7 +14,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from reports import metrics
+from reports import catalogues, metrics
 from reports.fields import described
 from reports.formatting import span
 from sim.collectives import algorithms
@@ -32,15 +35,17 @@ from topologies.cluster import Cluster
 from topologies.documents.durations import Spread
 from topologies.documents.units import duration
 from topologies.fabric import fabrics
-from topologies.reading import UserError, folded, load_yaml, nearest
+from topologies.reading import Config, UserError, folded, load_yaml, nearest
 from topologies.registry import Registry
 
 REGISTRIES: list[Registry[Any]] = [schedules, hooks, kernel_sets, optimizers, algorithms, effects, policies, intervals]
 REGISTRIES += [recoveries, fabrics, wirings]
 _INPUTS: list[tuple[str, type[BaseModel]]] = [("model.", Model), ("cluster.", Cluster)]
+_RENAMED: Mapping[str, type[Config]] = {"": Plan, "model.": Model}  # by section, what others call its fields
 _INPUTS += [("cluster.fabric.", fabrics[name]) for name in fabrics]
-OTHER_NAMES = {"adamw": "adam", "throttling": "throttle", "n_layers": "layers"}
-OTHER_NAMES |= {"world_size": "world size", "reshard_after_forward": "reshard"}
+CUTOFF = 0.8  # how alike a word is that is offered in place of one: what is less alike is another thing
+OTHER_NAMES = {"adamw": "adam", "throttling": "throttle", "worldsize": "world size", "reshardafterforward": "reshard"}  # folded
+OTHER_NAMES |= {"numworkers": "run.input.workers", "prefetchfactor": "run.input.prefetch"}
 
 
 def explain(name: str) -> str:
@@ -48,7 +53,7 @@ def explain(name: str) -> str:
 
     Raises UserError with the nearest name.
     """
-    word = OTHER_NAMES.get(name.strip().lower(), name.strip())
+    word = OTHER_NAMES.get(folded(name), name.strip())
     key, entries = folded(word.removeprefix("plan.")), list(_entries())
     meanings = [text for known, text in _terms() if folded(known) == folded(word)]
     with suppress(UserError):
@@ -57,16 +62,21 @@ def explain(name: str) -> str:
             return meanings[0]
     meanings += [text for known, text in entries if folded(known) == key]
     if not meanings:
-        known = [name for name, _ in (*_terms(), *entries)]
+        fields = {f"{section}{kind.other_names[key]}" for section, kind in _RENAMED.items() if key in kind.other_names}
+        meanings += [text for known, text in entries if known in fields]
+    meanings += catalogues.entries(word, also_parts=not meanings)
+    if not meanings:
+        known = [*(name for name, _ in (*_terms(), *entries)), *catalogues.names()]
         raise UserError(f"nothing is known of '{name}'{_hint(word, known)}")
     return "\n\n".join(dict.fromkeys(meanings))
 
 
 def _hint(word: str, entries: list[str]) -> str:
-    hint = nearest(word.lower(), [*entries, *(metric.lower() for metric in metrics.metric_names())])
+    hint = nearest(word.lower(), [*entries, *(metric.lower() for metric in metrics.metric_names())], cutoff=CUTOFF)
     return hint if "did you mean" in hint else "; `shardyard list` shows what there is"
 
 
+@functools.cache
 def terms() -> dict[str, dict[str, Any]]:
     """The words of `terms.yaml`: text, names, see."""
     return load_yaml(Path(__file__).with_name("terms.yaml"))

@@ -43,14 +43,21 @@ def hint(label: str) -> str:
 
 
 def _index() -> dict[str, Metric]:
-    """Metrics by name, key and other names, in lower case; the first to claim a word has it."""
+    """Metrics by name, key and other names, folded; the first to claim a word has it."""
     index: dict[str, Metric] = {}
     for words in ((m.name for m in METRICS), (m.key for m in METRICS)):
-        index |= {word.lower(): metric for word, metric in zip(words, METRICS, strict=True) if word and word.lower() not in index}
+        index |= {
+            _folded(word): metric for word, metric in zip(words, METRICS, strict=True) if word and _folded(word) not in index
+        }
     for metric in METRICS:
         for word in metric.names:
-            index.setdefault(word.lower(), metric)
+            index.setdefault(_folded(word), metric)
     return index
+
+
+def _folded(word: str) -> str:
+    """Without capitals, hyphens, underscores and spaces; with slashes and dots, which tell tokens/s and keys."""
+    return "".join(letter for letter in word.strip().lower() if letter not in "-_ ")
 
 
 def metric_names() -> list[str]:
@@ -60,10 +67,10 @@ def metric_names() -> list[str]:
 
 def metric(name: str) -> Metric:
     """The entry of that name, key or other name, in any case. Raises UserError with the nearest name."""
-    index = _index()
-    entry = index.get(name.strip().lower())
+    entry = _index().get(_folded(name))
     if entry is None:
-        hint = nearest(name.strip().lower(), index)
+        words = {word.lower() for metric in METRICS for word in (metric.name, metric.key, *metric.names) if word}
+        hint = nearest(name.strip().lower(), words)
         known = f"; known: {', '.join(metric_names())}"
         raise UserError(f"unknown metric '{name}'{hint if 'did you mean' in hint else known}")
     return entry

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from functools import cached_property
 from math import gcd
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -20,7 +20,7 @@ from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.unequal_topology import UnequalTopology
 from topologies.node import Node
 from topologies.node_group import NodeGroup
-from topologies.reading import Config, UserError
+from topologies.reading import Config, UserError, folded
 from topologies.storage import Storage, load_storage
 
 __all__ = [
@@ -48,6 +48,8 @@ class Cluster(Config):
     """`nodes` equal nodes on a fabric. Hashable: equal clusters are one key of a cache. storage: the file system that all share;
     None: not said.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {folded(name): f"node.{name}" for name in Node.model_fields}
 
     name: str  # what answers call it
     node: Node  # one node: GPUs, links inside, NICs

@@ -6,7 +6,8 @@ per direction. Zero is the value of a part that is absent.
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -107,6 +108,13 @@ class NodeParts(Config):
 
     GPU g uses NIC g·nics // gpus. When a node has more NICs than GPUs, the NICs of one GPU count as one of their summed rate.
     """
+
+    other_names: ClassVar[Mapping[str, str]] = {
+        **dict.fromkeys(("gpuspernode", "numgpus", "ngpus"), "gpus"),
+        **dict.fromkeys(("nicbandwidth", "networkbandwidth", "network", "infiniband"), "nic"),
+        **dict.fromkeys(("numnics", "nnics"), "nics"),
+        **dict.fromkeys(("nvlinkbandwidth", "xgmi"), "nvlink"),
+    }
 
     gpu: Gpu  # its accelerators: a name of the catalogue, or fields
     gpus: int = Field(ge=1, le=MAX_PER_NODE)  # of one node

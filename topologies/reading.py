@@ -18,6 +18,8 @@ from topologies import documents
 from topologies.documents import MalformedError, limits
 
 LONGEST = 2_000  # letters of an error
+TYPING_ERROR = 0.8  # how alike a misspelt name is to the one that is meant, at least
+FEW = 4  # names that are offered in place of one
 
 
 def on_one_line(text: str, most: int = LONGEST) -> str:
@@ -61,7 +63,9 @@ class Config(BaseModel):
         for name in truths:
             field = next((field for own, field in cls.model_fields.items() if name in (own, field.alias)), None)
             if field is not None and "bool" not in str(field.annotation):
-                mistake = PydanticCustomError("value_error", "Value error, must not be true or false")
+                values = ", ".join(str(value) for value in get_args(field.annotation) if isinstance(value, str))
+                rule = f"must be one of {values}, not true or false" if values else "must not be true or false"
+                mistake = PydanticCustomError("value_error", f"Value error, {rule}")
                 details = InitErrorDetails(type=mistake, loc=(name,), input=data[name])
                 raise ValidationError.from_exception_data(cls.__name__, [details])
         return data
@@ -75,12 +79,32 @@ def folded(name: str) -> str:
     return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near."""
+def part_of(word: str, name: str) -> bool:
+    """Whether a word begins a name, or a part of it behind a hyphen, and ends where a part, a letter or a number does: h100 is in
+    dgx-h100 and h100-sxm, gaudi in gaudi2, a10 not in a100.
+    """
+    word, name = word.strip().lower().replace(" ", "-").replace("_", "-"), name.lower()
+    if len(word) < 2:
+        return False
+    starts = [0, *(at + 1 for at, letter in enumerate(name) if letter == "-")]
+    rests = [name[at + len(word) :] for at in starts if name.startswith(word, at)]
+    return any(not rest or not (rest[0].isalnum() and rest[0].isdigit() == word[-1].isdigit()) for rest in rests)
+
+
+def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
+    """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near. cutoff: how near, 1 is the same.
+
+    A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
+    """
     import difflib
 
-    names = sorted(known)
-    close = difflib.get_close_matches(name[: 2 * limits.KEY], names, n=1)
+    names, short = sorted(known), name[: 2 * limits.KEY]
+    close = difflib.get_close_matches(short, names, n=1, cutoff=max(cutoff, TYPING_ERROR))
+    whole = [] if close else [known for known in names if part_of(short, known)]
+    if 0 < len(whole) <= FEW:
+        quoted = [f"'{known}'" for known in whole]
+        return f"; did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)}?"
+    close = close or difflib.get_close_matches(short, names, n=1, cutoff=cutoff)
     return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
 
 

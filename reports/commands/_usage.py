@@ -34,7 +34,7 @@ def sentence(error: click.UsageError) -> str:
             return f"{_name(parameter)}: {error.message.rstrip('.')}"
         case click.NoSuchOption():
             known = [name for each in context.command.get_params(context) for name in each.opts] if context else []
-            near = nearest(error.option_name, [name for name in known if name.startswith("--")])
+            near = nearest(error.option_name, [name for name in known if name.startswith("--")], cutoff=0.75)
             return f"no option {error.option_name}{near if 'did you mean' in near else lists}"
         case click.BadOptionUsage():
             return f"{error.option_name}: {error.message.removeprefix(f'Option {error.option_name!r} ').rstrip('.')}"

@@ -14,7 +14,7 @@ from reports.terminal import echo
 @click.argument("name")
 @AS_JSON
 def command(name: str, as_json: bool) -> None:
-    """What a metric, a field of a plan, a schedule or a strategy means, with its source."""
+    """What a metric, a field, a strategy, a machine of the catalogue or a word of the field means, with its source."""
     from reports.glossary import explain
 
     text = explain(name)

@@ -52,8 +52,9 @@ OTHER_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("numhiddenlayers", "numlayers", "nlayer", "nlayers", "depth"), "layers"),
     **dict.fromkeys(("numattentionheads", "nhead", "nheads", "numheads"), "heads"),
     **dict.fromkeys(("numkeyvalueheads", "numquerygroups", "nkvheads"), "kv_heads"),
+    **dict.fromkeys(("headdimension", "headsize", "kvchannels", "dhead"), "head_dim"),
     **dict.fromkeys(("intermediatesize", "ffnhiddensize", "dff", "ninner"), "ffn"),
-    **dict.fromkeys(("vocabsize", "paddedvocabsize", "nvocab"), "vocabulary"),
+    **dict.fromkeys(("vocabsize", "vocabularysize", "paddedvocabsize", "nvocab"), "vocabulary"),
     **dict.fromkeys(("maxpositionembeddings", "contextlength", "npositions", "seqlength", "blocksize"), "context"),
 }
 

@@ -16,7 +16,7 @@ from strategies.optimizers import optimizer_called, optimizers
 from strategies.plan.framework_options import options_in_group, read_options
 from strategies.plan.options import Fp8
 from strategies.plan.packing import Packing
-from strategies.plan.synonyms import PRECISIONS
+from strategies.plan.synonyms import NO_PRECISION, PRECISIONS
 from topologies.reading import Config, folded
 
 BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2}  # bytes per element of an activation or weight
@@ -129,7 +129,11 @@ class Computing(Config):
     @field_validator("precision", mode="before")
     @classmethod
     def _precision(cls, name: object) -> object:
-        return PRECISIONS.get(folded(name), name.lower()) if isinstance(name, str) else name
+        if not isinstance(name, str):
+            return name
+        if folded(name) in NO_PRECISION:
+            raise ValueError(NO_PRECISION[folded(name)])
+        return PRECISIONS.get(folded(name), name.lower())
 
     @field_validator("kernels")
     @classmethod

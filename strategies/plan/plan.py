@@ -26,7 +26,7 @@ from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.fine_tuning import FineTuning
 from strategies.plan.options import Offload, PowerSGD
-from strategies.plan.synonyms import FIELDS
+from strategies.plan.synonyms import FIELDS, HOOKS, SCHEDULES, UNLIKE
 from strategies.schedules import schedules
 from topologies.cluster import MAX_GPUS
 from topologies.documents.units import Bytes
@@ -166,14 +166,14 @@ class Plan(Degrees, Computing, FineTuning):
     @field_validator("schedule")
     @classmethod
     def _schedule(cls, name: str) -> str:
-        return schedules.named(name)
+        return SCHEDULES.get(folded(name)) or schedules.named(name)
 
     @field_validator("data_parallel")
     @classmethod
     def _hook(cls, name: str) -> str:
-        if folded(name) == "hsdp":
-            raise ValueError("is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}")
-        return "zero3" if folded(name) in ("fsdp", "fsdp2", "fullyshard") else hooks.named(name)
+        if folded(name) in UNLIKE:
+            raise ValueError(UNLIKE[folded(name)])
+        return HOOKS.get(folded(name)) or hooks.named(name)
 
     @field_validator("algorithm")
     @classmethod

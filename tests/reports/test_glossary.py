@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
+from reports import catalogues
 from reports.glossary import explain, terms
 from strategies.frameworks.deepspeed.options import DeepSpeed
 from strategies.plan.options import Fp8, Offload, PowerSGD
@@ -74,13 +76,23 @@ WORLD_SIZE; hybrid sharding; reshard_after_forward; no_sync; gradient compressio
 RDMA; HBM; tensor core; roofline; compute-bound; CUDA graph; kernel fusion; DeepEP; GQA; RoPE; RMSNorm; SwiGLU; embedding; router;
 top-k; sequence packing; gradient checkpointing; selective recomputation; gradient clipping; fp4; mxfp8; prefetch; epoch; loss;
 Amdahl's law; efficiency; steady state; halving-doubling; Xid; Kineto; Chakra; Perfetto; DTensor; JAX; Slurm;
-asynchronous checkpoint
+asynchronous checkpoint; UCX; EFA; PXN; Trainium; Hopper; Blackwell; MLP; softmax; Mamba; context length; hidden size; vocab_size;
+num_workers; GPU hours; energy; TFLOPS; interleaved 1F1B; RLHF; ANOVA; Transformer Engine; torch.compile; max-min fairness
 """
 
 
 @pytest.mark.parametrize("word", [word.strip() for word in COURSE.split(";")])
 def test_words_of_the_course_are_known(word: str) -> None:
     assert "\n  " in explain(word)
+
+
+def test_words_in_italics_on_the_pages_of_the_course_are_known() -> None:
+    """As the course's first page says; captions of pictures, and what its tables call their rows, are none."""
+    captions = {"to one and back", "italics"}
+    for page in (Path(__file__).parents[2] / "docs" / "course").glob("*.md"):
+        text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+        for word in set(re.findall(r"(?<!\*)\*([^*\n]{2,40})\*(?!\*)", text)) - captions:
+            assert "\n  " in explain(word), (page.name, word)
 
 
 def test_a_word_of_several_meanings_has_all_of_them() -> None:
@@ -114,5 +126,34 @@ def test_an_unknown_word_is_one_line() -> None:
 
 def test_what_a_term_points_to_is_known() -> None:
     for term, entry in terms().items():
-        for word in re.findall(r"explain ([^,;]+)|((?:plan|model|cluster|run)\.[\w.]+)", entry.get("see", "")):
+        for word in re.findall(r"explain ([^,;]+)|(?<![-/])\b((?:plan|model|cluster|run)\.[\w.]+)", entry.get("see", "")):
             assert explain("".join(word).strip()), term
+
+
+@pytest.mark.parametrize(
+    ("word", "first"), [("h100-sxm", "h100-sxm (GPU)"), ("DGX H100", "dgx-h100 (cluster)"), ("tectonic", "tectonic (storage)")]
+)
+def test_what_is_in_a_catalogue_is_explained_from_its_file(word: str, first: str) -> None:
+    text = explain(word)
+    assert text.splitlines()[0] == first
+    assert "  source    " in text
+
+
+def test_every_name_of_the_catalogues_is_explained() -> None:
+    for name in catalogues.names():
+        assert f"{name} (" in explain(name), name
+
+
+def test_a_word_that_is_part_of_names_has_these_and_no_longer_numbers() -> None:
+    assert "GPUs: gaudi2, gaudi3" in explain("Gaudi")
+    assert "h100-sxm" in explain("H100")
+    assert "a100" not in explain("A10")
+    assert "h200" not in explain("H20")
+
+
+def test_no_other_thing_is_offered_for_an_unknown_word() -> None:
+    """What is 0.7 alike is another thing: a DPU is no dp; a typing error is nearer."""
+    with pytest.raises(UserError, match="did you mean 'bandwidth'"):
+        explain("bandwith")
+    with pytest.raises(UserError, match="shardyard list"):
+        explain("snaps")
