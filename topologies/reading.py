@@ -94,18 +94,18 @@ def part_of(word: str, name: str) -> bool:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near. cutoff: how near, 1 is the same.
 
-    A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
+    Letters' case does not count. A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
     """
     import difflib
 
-    names, short = sorted(known), name[: 2 * limits.KEY]
+    names, short = {each.casefold(): each for each in sorted(known)}, name[: 2 * limits.KEY].casefold()
     close = difflib.get_close_matches(short, names, n=1, cutoff=max(cutoff, TYPING_ERROR))
-    whole = [] if close else [known for known in names if part_of(short, known)]
+    whole = [] if close else [each for each in names.values() if part_of(short, each)]
     if 0 < len(whole) <= FEW:
-        quoted = [f"'{known}'" for known in whole]
+        quoted = [f"'{each}'" for each in whole]
         return f"; did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)}?"
     close = close or difflib.get_close_matches(short, names, n=1, cutoff=cutoff)
-    return f"; did you mean '{close[0]}'?" if close else f"; known: {', '.join(names)}"
+    return f"; did you mean '{names[close[0]]}'?" if close else f"; known: {', '.join(names.values())}"
 
 
 def load_yaml(path: Path, suffix: str | None = None, constants: bool = False) -> dict[str, Any]:

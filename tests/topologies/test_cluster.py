@@ -119,6 +119,7 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
     ({"node.wiring": "pcie"}, "dgx-h100: node.nvlink=4.5e+11 B/s contradicts wiring='pcie': there is no nvlink link here"),
     ({"node": {"wiring": "cube_mesh", "gpus": 4, "nics": 4}}, "dgx-h100: node.gpus=4: wiring='cube_mesh' has 8"),
     ({"node.gpu": "h10-sxm"}, "unknown GPU 'h10-sxm'; did you mean 'h100-sxm'?"),
+    ({"node.gpu": "H10-SXM"}, "unknown GPU 'H10-SXM'; did you mean 'h100-sxm'?"),
     ({"node.gpu.memory": "0 GB"}, "dgx-h100: node.gpu.memory=0.0: input should be greater than 0"),
     (
         {"node.gpu.peak": {"bf16": "0 FLOP/s"}},
