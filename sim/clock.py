@@ -6,9 +6,9 @@ which equal durations are added changes nothing.
 
 from __future__ import annotations
 
-_TICKS = 2.0**40
+TICKS = 2.0**40  # of a second
 
 
 def on_grid(seconds: float) -> float:
     """The nearest multiple of 2⁻⁴⁰ s."""
-    return round(seconds * _TICKS) / _TICKS
+    return round(seconds * TICKS) / TICKS

@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from sim.analysis.longer_step import one_period_longer
-from sim.analysis.steady_state import extended, repeats
+from sim.analysis.steady_state import extended, repeats, settles_after
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from topologies.hardware import Gpu
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
+SETTLING = 0.4  # part of the microbatches that is played at most where they are known to approach a steady state
 LONG = 2_000  # passes of all ranks from which on a step takes long to play
 WORTHWHILE = 0.3, 0.6  # part of the microbatches that is played at most to find a steady state: of a short step, of a long one
 KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices
@@ -165,6 +166,10 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
             timeline = _repeated(job, resolved, prices, played, (count, period))
             if timeline is not None:
                 return timeline
+        more = settles_after(played[count]) if 1 in periods else None
+        if more is not None and count + more <= SETTLING * resolved.microbatches:
+            played[count + more] = _played(job, resolved, prices, count + more)
+            return _repeated(job, resolved, prices, played, (count + more, 1))
     return None
 
 

@@ -134,7 +134,8 @@ def _progress(quiet: bool) -> Any:
 
 
 def _answer(result: Result, request: Request, as_json: bool) -> None:
-    from reports.tables.calibration import accuracy, calibration, to_dict
+    from reports.figures.calibration import calibration
+    from reports.tables.calibration import accuracy, to_dict
 
     plot = request.output.with_suffix(".png")
     if result.fitted.points:

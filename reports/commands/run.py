@@ -15,12 +15,12 @@ import click
 from reports.commands._common import (
     AS_JSON,
     changing,
-    check_files,
     check_positive,
     engine_options,
     figure_option,
     job_options,
     money_options,
+    report_folder,
     show,
     tell_found,
     tokens_of,
@@ -46,9 +46,7 @@ if TYPE_CHECKING:
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Seed of everything that is random.")
 @click.option("--advice/--no-advice", default=True, show_default=True, help="Try other intervals, and what else would help.")
 @figure_option("--plot", "Draw where time goes and intervals, or goodput over one --vary (PNG or SVG).")
-@click.option(
-    "--report", metavar="FILE", help="Also write a page that needs nothing but itself, with a timeline that zooms (.html)."
-)
+@click.option("--report", metavar="FOLDER", help="Also write a page with a timeline that zooms, and its figures.")
 @engine_options
 @AS_JSON
 def command(
@@ -79,7 +77,7 @@ def command(
     check_positive(days=days)
     if days is not None and days > 10_000:
         raise UserError(f"--days {days:g}: must be at most 10,000")
-    _check_page(report, vary)
+    folder = _page_folder(report, vary)
     total = None if days is not None else tokens_of(tokens) or TOKENS
     read = changing(job, overrides, given)
     tell_found(read({}))
@@ -88,7 +86,7 @@ def command(
         if vary:
             _compared(asked, vary, as_json, plot)
         else:
-            _one(asked, advice, as_json, plot, report)
+            _one(asked, advice, as_json, plot, folder)
 
 
 @dataclass(frozen=True)
@@ -104,20 +102,16 @@ class Asked:
     engine: Engine
 
 
-def _check_page(report: str | None, vary: tuple[str, ...]) -> None:
-    """Refuse a page that cannot be written, before any work is done."""
+def _page_folder(report: str | None, vary: tuple[str, ...]) -> Path | None:
+    """The page's folder, refused before any work is done."""
     from topologies.reading import UserError
 
-    if report is None:
-        return
-    if Path(report).suffix != ".html":
-        raise UserError(f"--report {report}: must end in .html")
-    if vary:
+    if report is not None and vary:
         raise UserError("--report is of the job alone: leave out --vary, or draw its comparison by --plot")
-    check_files(report=report)
+    return report_folder(report)
 
 
-def _one(asked: Asked, advice: bool, as_json: bool, plot: str | None, report: str | None) -> None:
+def _one(asked: Asked, advice: bool, as_json: bool, plot: str | None, folder: Path | None) -> None:
     """One job, and what would help it."""
     from reports.tables.run import as_data, overview
     from sim.runs.replications import recorded
@@ -142,16 +136,17 @@ def _one(asked: Asked, advice: bool, as_json: bool, plot: str | None, report: st
         from reports.figures.run import run as draw
 
         echo(f"wrote {draw((prepared, answer, tried, recorded(prepared.spec, seed)), Path(plot))}", err=as_json)
-    if report is not None:
+    if folder is not None:
         from reports.inputs import describe
-        from reports.page.run_report import RunReport, write_run_page
+        from reports.page.run_report import RunReport, write_run_report
         from strategies.resilience.compare_runs import compare_runs, scales
 
         sizes = scales(job) if advice else []
         cases = compare_runs(asked.read, sizes, asked.days, asked.tokens, asked.price, seed, None, each)
         inputs, outcome = describe(job, shlex.join(["shardyard", *sys.argv[1:]])), recorded(prepared.spec, seed)
         page = RunReport(prepared, answer, money, tried, changes, cases, outcome, inputs, seed)
-        echo(f"wrote {write_run_page(Path(report), page)}", err=as_json)
+        paths = write_run_report(folder, page)
+        echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it", err=as_json)
 
 
 def _compared(asked: Asked, vary: tuple[str, ...], as_json: bool, plot: str | None) -> None:

@@ -77,7 +77,6 @@ MEMORY = dict(zip(KINDS, (BLUE, ORANGE, GREEN, SKY, YELLOW, PURPLE, GREY), stric
 
 DOTS, WIDE = 130, 1800  # per inch, and of the whole width at most
 LANES = 32  # rows of a Gantt chart
-NUMBERED = 16  # microbatches up to which passes are numbered
 DIGIT = 0.0066  # of the width of a figure, for each digit of a number: narrower passes have none
 STRENGTH = 0.55  # of the colour of every other chunk
 PALE = "pale: every other chunk of the rank"

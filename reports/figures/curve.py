@@ -42,7 +42,8 @@ def curve(data: Curve) -> Figure:
     ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: digits(y) if highest < 10 else f"{y:,.0f}"))
     _values(ax, sorted({x for points in data.lines.values() for x, _, _ in points}))
     ax.grid(axis="y", alpha=0.3)
-    ax.legend(loc="lower left")
+    if len(ax.get_legend_handles_labels()[1]) > 1:
+        ax.legend(loc="lower left")
     return drawn
 
 

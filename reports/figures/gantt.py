@@ -11,7 +11,6 @@ from reports.figures import (
     DIGIT,
     HATCHES,
     LANES,
-    NUMBERED,
     WHITE,
     canvas,
     chunk_patch,
@@ -55,8 +54,7 @@ def gantt(timeline: Timeline) -> Figure:
     widths = [last - first for first, last in windows]
     parts = drawn.subplots(1, len(windows), sharey=True, squeeze=False, width_ratios=widths)[0]
     unit, name = time_unit(timeline.step)
-    microbatches = max((bar.microbatch for row in every for bar in row.passes), default=-1)
-    numbered = len(lanes) <= 16 and (microbatches < NUMBERED or len(windows) > 1)
+    numbered = len(lanes) <= 16
     for ax, window, part in zip(parts, windows, rows, strict=True):
         for y, row in enumerate(part):
             draw_passes(ax, y, row, unit, sum(widths) if numbered else float("inf"))
@@ -128,7 +126,9 @@ def draw_transfers(ax: Axes, y: int, row: Strips, axes: list[str], unit: float, 
         height = min(0.12, 0.22 / len(axes))
         least = shown / 1200  # what can be seen
         spans = [(bar.start * unit, max(least, bar.end - bar.start) * unit) for bar in row.transfers.get(axis, ())]
-        ax.broken_barh(spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], linewidth=0)
+        ax.broken_barh(
+            spans, (y + 0.18 + place * height, 0.9 * height), facecolor=COLOURS[axis], hatch=HATCHES.get(axis), linewidth=0
+        )
 
 
 def entries(rows: list[Strips], axes: list[str], step: float) -> list[Any]:

@@ -54,13 +54,10 @@ def _errors(axes: Axes, lines: Mapping[str, Sequence[Compared]]) -> list[object]
     axes.axvspan(-100 * CLOSE, 100 * CLOSE, color=LIGHT, lw=0, zorder=0)
     axes.axvline(0, color=DARK, lw=1, zorder=1)
     for y, group in enumerate(lines.values()):
-        places = [y + SPREAD * (2 * (at * TURN % 1) - 1) for at in range(len(group))]
-        errors = [100 * (row.error or 0.0) for row in group]
-        for marker in _MARKERS:
-            chosen = [at for at, row in enumerate(group) if marks[row.gpu][0] == marker]
-            dots = [errors[at] for at in chosen], [places[at] for at in chosen]
-            colours = [marks[group[at].gpu][1] for at in chosen]
-            axes.scatter(*dots, s=14, c=colours, marker=marker, edgecolors=WHITE, linewidths=0.3, zorder=2)
+        dots = [(100 * (row.error or 0.0), y + SPREAD * (2 * (at * TURN % 1) - 1), row.gpu) for at, row in enumerate(group)]
+        for gpu, (marker, colour) in marks.items():
+            if own := [dot[:2] for dot in dots if dot[2] == gpu]:
+                axes.plot(*zip(*own, strict=True), marker, color=colour, ms=3.9, mec=WHITE, mew=0.3, zorder=2)
         summed = Errors.of(group)
         if summed:
             axes.plot([100 * summed.bias] * 2, [y - SPREAD - 0.08, y + SPREAD + 0.08], color=BLACK, lw=2, zorder=3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from reports.figures import BLUE, DARK, DIGIT, GREEN, LIGHT, ORANGE, YELLOW, canvas, chunk_patch, figure, ink, pale
+from reports.figures import COLOURS, DARK, DIGIT, LIGHT, canvas, chunk_patch, figure, ink, pale
+from reports.figures.timeline_bars import WEIGHT
 from reports.formatting import percent
 from strategies.schedules.unit_play import Pass, UnitPlay
 
@@ -13,12 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-KINDS = {
-    "F": ("forward", BLUE),
-    "B": ("backward", ORANGE),
-    "I": ("gradient of inputs", YELLOW),
-    "W": ("gradient of weights", GREEN),
-}
+KINDS = {"F": "forward", "B": "backward", "I": "backward", "W": WEIGHT}  # drawn as what is played
 
 
 @figure("schedules", sweeps=True)
@@ -32,10 +28,10 @@ def schedules(plays: Sequence[UnitPlay]) -> Figure:
     for ax, play in zip(axes, plays, strict=True):
         _panel(ax, play, longest)
     axes[-1].set_xlabel("time, in forward passes of a microbatch through a rank")
-    used = {each.kind for play in plays for each in play.passes}
+    used = {KINDS[each.kind] for play in plays for each in play.passes}
     from matplotlib.patches import Patch
 
-    handles = [Patch(facecolor=colour, label=name) for kind, (name, colour) in KINDS.items() if kind in used]
+    handles = [Patch(facecolor=COLOURS[name], label=name) for name in dict.fromkeys(KINDS.values()) if name in used]
     handles.append(Patch(facecolor=LIGHT, label="idle"))
     if any(play.chunks > 1 for play in plays):
         handles.append(chunk_patch())
@@ -60,7 +56,7 @@ def _panel(ax: Axes, play: UnitPlay, longest: float) -> None:
 
 
 def _bar(ax: Axes, each: Pass, longest: float) -> None:
-    colour = KINDS[each.kind][1]
+    colour = COLOURS[KINDS[each.kind]]
     colour = pale(colour) if each.chunk % 2 else colour
     width = each.end - each.start
     ax.broken_barh([(each.start, width)], (each.rank - 0.45, 0.9), facecolor=colour, edgecolor=DARK, linewidth=0.4)

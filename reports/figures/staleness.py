@@ -7,6 +7,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from reports.figures import BLUE, DARK, GREEN, GREY, ORANGE, PURPLE, RED, SKY, figure
+from reports.formatting import plural
 from strategies.lowering.parameter_servers import Answer
 
 if TYPE_CHECKING:
@@ -24,7 +25,8 @@ def staleness(answers: Mapping[str, Answer]) -> Figure:
 
     drawn = Figure(figsize=(11, 3.8), layout="constrained")
     left, right = drawn.subplots(1, 2, width_ratios=(2, 3))
-    for number, (name, answer) in enumerate(answers.items()):
+    names = [f"at most {plural(int(name), 'step')} ahead" if name.isdigit() else name for name in answers]
+    for number, (name, answer) in enumerate(zip(names, answers.values(), strict=True)):
         colour = _COLOURS[number % len(_COLOURS)]
         left.bar(number, answer.most, width=0.7, color="none", edgecolor=GREY, linestyle="--")
         left.bar(number, answer.played.gradients_per_second, width=0.7, color=colour, edgecolor=DARK, linewidth=0.5)
@@ -32,7 +34,7 @@ def staleness(answers: Mapping[str, Answer]) -> Figure:
         span = range(max(counts) + 1)
         below = accumulate(100 * counts.get(value, 0) / sum(counts.values()) for value in span)
         right.step([-0.5, *span, span[-1] + 0.5], [0, *below, 100], where="post", color=colour, linewidth=1.8, label=name)
-    left.set_xticks(range(len(answers)), list(answers))
+    left.set_xticks(range(len(answers)), names)
     left.set(ylabel="gradients per second, all workers")
     left.set_title("Dashed: what the servers let through at most", fontsize=10)
     right.set(xlabel="updates that a gradient missed", ylabel="gradients that missed at most so many (%)", ylim=(0, 103))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from reports.figures.intervals import intervals
 from reports.figures.run_timeline import CAUSES, run_timeline
 from reports.formatting import count, digits, dollars, percent, span
 from reports.metrics import metric
-from reports.page.page import Picture, Section, Sheet
+from reports.page.page import Picture, Section, Sheet, write_folder
 from reports.page.rendering import render
 from reports.tables.loop import cut_points
 from reports.tables.run import facts, headline
@@ -51,33 +50,36 @@ class RunReport:
     seed: int
 
 
-def write_run_page(path: Path, report: RunReport) -> Path:
-    """One file that needs nothing but itself. The same inputs give the same bytes. Raises UserError."""
+def write_run_report(folder: Path, report: RunReport) -> list[Path]:
+    """report.html and its figures. The same inputs give the same bytes. Raises UserError for such a folder."""
+    return write_folder(folder, lambda folder_made: _write(folder_made, report))
+
+
+def _write(folder: Path, report: RunReport) -> list[str]:
     prepared, answer = report.prepared, report.answer
     sections = [_ledger(answer), *_optima(report), *_tables(report)]
     static = Picture("run_timeline", "One run: what the job did when", run_timeline, report.outcome)
     pictures = [static, *(picture for section in sections for picture in section.pictures)]
-    with tempfile.TemporaryDirectory() as folder:
-        for picture in pictures:
-            picture.draw(picture.data, Path(folder) / f"{picture.name}.png")
-        page = render(
-            "run.html.j2",
-            (picture.name for picture in pictures),
-            Path(folder),
-            title=headline(prepared, answer),
-            cards=_cards(answer, report.rates),
-            static=static,
-            timeline=timeline(report.outcome),
-            about=_about(report.outcome),
-            sections=sections,
-            facts=facts(prepared, answer),
-            notes=prepared.notes,
-            provenance=f"shardyard {report.inputs['version']} · hash {report.inputs['hash']} · seed {report.seed}",
-            command=report.inputs["command"],
-            inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(_inputs(report)).items()],
-        )
-    write_whole(path, page)
-    return path
+    for picture in pictures:
+        picture.draw(picture.data, folder / f"{picture.name}.png")
+    page = render(
+        "run.html.j2",
+        (picture.name for picture in pictures),
+        folder,
+        title=headline(prepared, answer),
+        cards=_cards(answer, report.rates),
+        static=static,
+        timeline=timeline(report.outcome),
+        about=_about(report.outcome),
+        sections=sections,
+        facts=facts(prepared, answer),
+        notes=prepared.notes,
+        provenance=f"shardyard {report.inputs['version']} · hash {report.inputs['hash']} · seed {report.seed}",
+        command=report.inputs["command"],
+        inputs=[(name, "–" if value is None else str(value)) for name, value in flatten(_inputs(report)).items()],
+    )
+    write_whole(folder / "report.html", page)
+    return ["report.html", *(f"{picture.name}.png" for picture in pictures)]
 
 
 def timeline(outcome: Outcome) -> dict[str, Any]:

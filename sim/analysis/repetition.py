@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import fields
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import Block, Collective, Item, Join, Op, Program, Send, SharedItems, Start, Work
+from sim.program import Block, Collective, Item, Join, Op, Program, Ref, Send, SharedItems, Start, Work
 
 Integers = NDArray[np.int64]
 
@@ -92,7 +93,18 @@ class Waits(NamedTuple):
 
 
 def waits(program: Program, cohort: int, first: int) -> Waits:
-    """What ops of a cohort wait for besides the one before on their stream."""
+    """What ops of a cohort wait for besides the one before on their stream: of several on one stream the last."""
     ops = program.cohorts[cohort].ops
-    rows = [(number, *ref) for number in range(first, len(ops)) for ref in ops[number].after]
+    rows = [(number, *ref) for number in range(first, len(ops)) for ref in _last_on_streams(program, ops[number].after)]
     return Waits(*np.array(rows, np.int64).reshape(-1, 3).T)
+
+
+def _last_on_streams(program: Program, refs: tuple[Ref, ...]) -> Iterable[Ref]:
+    """Without ops that have ended when another one has, for which it waits too: an update of the gradients of many microbatches
+    waits for each of their reductions.
+    """
+    last: dict[tuple[int, str], Ref] = {}
+    for ref in refs:
+        stream = ref.cohort, program.cohorts[ref.cohort].ops[ref.op].stream
+        last[stream] = max(ref, last.get(stream, ref))
+    return last.values()

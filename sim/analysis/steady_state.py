@@ -13,6 +13,7 @@ that ops hold up goes on when they are ready: there launches, too, have to move 
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -20,24 +21,42 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.analysis.memory import peak
+from sim.clock import TICKS
 from sim.program import COMPUTE
 from sim.timeline import Timeline
 
 Floats = NDArray[np.float64]
 FEW = 2  # microbatches that follow those before them at one distance, at least
+NEARER = 2.0  # distances of neighbours approach each other at least by this factor
 
 
 def repeats(timeline: Timeline, period: int) -> bool:
     """Whether the last microbatches of the first lane's first chunk follow those `period` before them at one distance: a step in
     which they do not is in no steady state.
     """
+    starts = _starts(timeline)
+    distance = starts[period:] - starts[:-period]
+    return bool((distance[-max(period // 2, FEW) :] == distance[-1:]).all())
+
+
+def settles_after(timeline: Timeline) -> int | None:
+    """After how many further microbatches each follows the one before it at one distance, if distances go on approaching each
+    other by the factor by which they last did: where collectives slow down kernels that decide when they start, what an uneven
+    beginning leaves gets smaller with every microbatch, and is nothing on the grid of times in the end. None: they do not.
+    """
+    changes = np.abs(np.diff(_starts(timeline), 2))[-3:] * TICKS
+    if len(changes) < 3 or (changes < 1).any() or (NEARER * changes[1:] > changes[:-1]).any():
+        return None
+    return int(math.log(changes[2]) / math.log(changes[1] / changes[2])) + 1 + FEW
+
+
+def _starts(timeline: Timeline) -> Floats:
+    """When the microbatches of the first lane's first chunk begin."""
     ops, begin = timeline.cohort(0).ops, dict[int, float]()
     for op, start in zip(ops, timeline.start[: len(ops)], strict=True):
         if op.stream == COMPUTE and op.microbatch >= 0 and op.chunk <= 0:
             begin.setdefault(op.microbatch, start)
-    starts = np.array(list(begin.values()))
-    distance = starts[period:] - starts[:-period]
-    return bool((distance[-max(period // 2, FEW) :] == distance[-1:]).all())
+    return np.array(list(begin.values()))
 
 
 def extended(short: Timeline, long: Timeline, periods: int, follows: bool = False) -> Timeline | None:

@@ -102,8 +102,7 @@ def test_gantt_numbers_the_passes_and_names_the_rows(timeline: Timeline, play: C
     assert [text.get_text() for text in axes.get_yticklabels()] == ["stage 0", "stage 1"]
     unfolded = play(fold=False, tp=2, pp=2, accumulation=4)
     assert lane_names(unfolded)[:2] == ["rank 0 (stage 0)", "rank 1 (stage 0)"]
-    many = gantt.draw(play(tp=2, pp=2, accumulation=40)).axes[0]
-    assert not many.texts  # more than 16 microbatches are not numbered
+    assert len(gantt.draw(play(tp=2, pp=2, accumulation=40)).axes[0].texts) < 2 * 40  # where there is room
 
 
 def test_titles_say_which_step_is_shown() -> None:

@@ -36,12 +36,13 @@ def outcome() -> Outcome:
 
 
 def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
-    path = tmp_path / "run.html"
+    folder = tmp_path / "page"
+    path = folder / "report.html"
     job = tmp_path / "job.yaml"
     run = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["run"]
     plan = {"data_parallel": "zero1", "global_batch": 1024}
     job.write_text(json.dumps({"model": "gpt2-1.5b", "cluster": "dgx-a100", "nodes": 128, "plan": plan, "run": run}))
-    words = ["run", str(job), "--days", "20", "--replications", "4", "--workers", "1", "--report", str(path)]
+    words = ["run", str(job), "--days", "20", "--replications", "4", "--workers", "1", "--report", str(folder)]
     result = CliRunner().invoke(shardyard.main, words)
     assert result.exit_code == 0, result.output
     text = path.read_text(encoding="utf-8")
@@ -56,6 +57,7 @@ def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
     ):
         assert re.search(f"<h2[^>]*>{title}", text)
     assert len(re.findall(r"<img alt=\"[^\"]+\" src=\"data:image/png;base64,", text)) == 5
+    assert len(list(folder.glob("*.png"))) == 5
     data = json.loads(re.findall(r"<script type=\"application/json\" id=\"timeline\">(.*?)</script>", text, re.DOTALL)[0])
     assert data["seconds"] == 20 * 86400
     assert len(text) < 500_000
@@ -66,9 +68,8 @@ def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--report", "page"), "--report page: must end in .html"),
-        (("--report", "x.html", "--vary", "run.spares=0,1"), "--report is of the job alone"),
-        (("--report", f"{EXAMPLE}/x.html"), f"--report {EXAMPLE}/x.html"),
+        (("--report", "page", "--vary", "run.spares=0,1"), "--report is of the job alone"),
+        (("--report", str(EXAMPLE)), f"--report '{EXAMPLE}': must name a folder, and no file"),
     ],
 )
 def test_pages_that_cannot_be_are_refused_first(words: tuple[str, ...], message: str) -> None:

@@ -61,7 +61,6 @@ def test_help_ends_with_an_example_that_can_be_pasted(name: str) -> None:
         ("validate --published", "--csv none/x.csv"),
         ("schedule 1f1b", "--csv none/x.csv"),
         ("compare", "--plot none/x.png"),
-        ("run", "--report none/x.html"),
     ],
 )
 def test_a_file_in_a_folder_that_is_missing_is_refused_before_any_work(words: str, option: str) -> None:

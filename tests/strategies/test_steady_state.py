@@ -65,6 +65,20 @@ def test_microbatches_that_repeat_in_pairs_settle() -> None:
     assert summarise(timeline).to_dict() == summarise(full).to_dict()
 
 
+@pytest.mark.parametrize(("hook", "microbatches"), [("zero2", [6, 7]), ("zero3", [16, 17])])
+def test_reductions_in_every_microbatch_settle(hook: str, microbatches: list[int]) -> None:
+    """ZeRO-2's update waits for the reductions of all microbatches, but only for the last by itself. ZeRO-3's gathers slow down
+    the kernels that decide when they start: distances approach each other, and are equal on the grid after 16 of 64.
+    """
+    asked = job(64, WIDE, pp=2, data_parallel=hook, microbatch=4)
+    timeline, full = some_microbatches(asked), simulate(asked)
+    assert timeline is not None
+    assert timeline.before is not None
+    assert [max(op.microbatch for op in each.cohort(0).ops) + 1 for each in (timeline.before, timeline)] == microbatches
+    assert timeline.events == full.events
+    assert summarise(timeline).to_dict() == summarise(full).to_dict()
+
+
 def test_periods_are_of_as_many_microbatches_as_ranks_whatever_their_number() -> None:
     """GPT-3 on 8 ranks, its first and last a little slower: seven microbatches at one distance, the eighth at another."""
     asked = read_job(model="gpt3-175b", cluster="dgx-h100", nodes=8, plan=dict(tp=8, pp=8, accumulation=800, sequence=2048))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from html import escape
 from typing import Any
 
 ROWS = 12  # of a table that a card shows
@@ -11,8 +12,6 @@ _BOX = "border:1px solid #8888;border-radius:6px;padding:8px 12px;display:inline
 
 def card(title: str, values: Mapping[str, str]) -> str:
     """A title over names and values."""
-    from html import escape
-
     rows = "".join(
         f'<tr><td style="text-align:left;opacity:.7">{escape(name)}</td><td style="text-align:left">{escape(value)}</td></tr>'
         for name, value in values.items()
@@ -22,8 +21,6 @@ def card(title: str, values: Mapping[str, str]) -> str:
 
 def table_card(title: str, rows: Sequence[Mapping[str, Any]], columns: Iterable[str]) -> str:
     """A title over the first ROWS rows of a table."""
-    from html import escape
-
     names = list(columns)
     head = "".join(f'<th style="text-align:right">{escape(name)}</th>' for name in names)
     body = "".join(

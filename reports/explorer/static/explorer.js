@@ -138,7 +138,7 @@ const timeline = new Timeline($("#timeline"), {
 
 function held(data) {
   $("#timeline h3").textContent = `What a GPU of ${data.memory.name} holds; room for tensors: ${gigabytes(data.memory.room)}`;
-  plot.show(data.memory, data.step, timeline.window);
+  plot.show(data.memory, data.step, timeline.window, timeline.names);
 }
 
 // -- pinned answers beside this one

@@ -6,8 +6,6 @@ import { seconds, significant } from "./dom.js";
 
 const colour = (plot, name) => getComputedStyle(plot.root).getPropertyValue(name).trim();
 
-const LEFT = 118;  // as wide as the names of the timeline's rows, so that moments stand above each other
-
 const axis = (label, values, size = 56) => ({ label, values, stroke: plot => colour(plot, "--dim"), grid: { stroke: plot => colour(plot, "--line"), width: 1 },
                                    ticks: { stroke: plot => colour(plot, "--line"), width: 1 }, size, labelSize: 20, font: "11px system-ui", labelFont: "12px system-ui" });
 
@@ -19,7 +17,8 @@ export class Memory {
     new ResizeObserver(() => this.plot?.setSize({ width: this.root.clientWidth, height: 210 })).observe(root);
   }
 
-  show(memory, step, window) {
+  /** left: pixels before the first moment: those of the names of the timeline's rows, so that moments stand above each other. */
+  show(memory, step, window, left) {
     const total = new Float64Array(memory.times.length), stacked = [];
     for (const [, , sizes] of memory.kinds) {
       sizes.forEach((size, at) => { total[at] += size / 1e9; });
@@ -34,7 +33,7 @@ export class Memory {
       scales: { x: { time: false, range: (_, low, high) => [low, high] }, y: { range: (_, __, high) => [0, Math.max(high, 0.001) * 1.1] } },
       cursor: { drag: { x: false, y: false } },
       legend: { live: true },
-      axes: [axis(null, (_, ticks) => ticks.map(seconds)), axis("GB", (_, ticks) => ticks.map(significant), LEFT - 20)],
+      axes: [axis(null, (_, ticks) => ticks.map(seconds)), axis("GB", (_, ticks) => ticks.map(significant), left - 20)],
       padding: [8, 0, 0, 0],
       series: [{ label: "time", value: (_, value) => value === null || value === undefined ? "–" : seconds(value) },
         ...order.map(at => ({

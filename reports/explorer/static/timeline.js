@@ -2,7 +2,7 @@
 
 import { element, ink, legend, seconds } from "./dom.js";
 
-const NAMES = 118, ROW = 34, AXIS = 22, MOST = 620, STRENGTH = 0.55;
+const LEAST = 62, MOST_NAMES = 118, ROW = 34, AXIS = 22, MOST = 620, STRENGTH = 0.55, FONT = "11px system-ui, sans-serif";
 
 /** A colour with white, of every other chunk of a pipeline rank. */
 const mixed = colour => "#" + [1, 3, 5].map(at => Math.round(STRENGTH * parseInt(colour.slice(at, at + 2), 16) + (1 - STRENGTH) * 255)
@@ -19,6 +19,7 @@ export class Timeline {
     this.pen = this.canvas.getContext("2d");
     this.data = null;
     this.marked = null;
+    this.names = MOST_NAMES;  // pixels of the rows' names, left of the bars
     this.listen(section);
     new ResizeObserver(() => this.draw()).observe(this.canvas);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
@@ -28,6 +29,8 @@ export class Timeline {
   show(data, finer = false) {
     this.data = data;
     if (!finer) this.window = [0, data.step];
+    this.pen.font = FONT;
+    this.names = Math.min(MOST_NAMES, Math.max(LEAST, 10 + Math.ceil(Math.max(...data.rows.map(row => this.pen.measureText(row.name).width)))));
     if (this.legend) legend(this.legend, [...data.keys.map(([name, colour]) => [name, colour]),
       ...Object.entries(data.axes).filter(([axis]) => !data.keys.some(([key]) => key === axis))
         .map(([axis, colour]) => [`${axis} communication`, colour])]);
@@ -40,12 +43,12 @@ export class Timeline {
 
   x(time) {
     const [first, last] = this.window;
-    return NAMES + (time - first) / (last - first) * (this.width - NAMES);
+    return this.names + (time - first) / (last - first) * (this.width - this.names);
   }
 
   time(x) {
     const [first, last] = this.window;
-    return first + (x - NAMES) / (this.width - NAMES) * (last - first);
+    return first + (x - this.names) / (this.width - this.names) * (last - first);
   }
 
   draw() {
@@ -60,7 +63,7 @@ export class Timeline {
     const style = getComputedStyle(this.canvas);
     this.colours = { ink: style.getPropertyValue("--ink"), line: style.getPropertyValue("--line"), dim: style.getPropertyValue("--dim") };
     pen.clearRect(0, 0, this.width, height);
-    pen.font = "11px system-ui, sans-serif";
+    pen.font = FONT;
     this.data.rows.forEach((row, at) => this.drawRow(row, at * this.rowHeight));
     this.drawAxis(height);
     if (this.marked !== null) {
@@ -74,11 +77,11 @@ export class Timeline {
     const strips = axes.length ? height * 0.3 : 0, upper = height - strips - 2;
     pen.save();
     pen.beginPath();
-    pen.rect(NAMES, top, this.width - NAMES, height);
+    pen.rect(this.names, top, this.width - this.names, height);
     pen.clip();
     for (const [start, end, microbatch, whole, shares, pale] of row.passes) {
       const left = this.x(start), width = Math.max(0.6, this.x(end) - left);
-      if (left > this.width || left + width < NAMES) continue;
+      if (left > this.width || left + width < this.names) continue;
       const sum = whole || shares.reduce((total, [, value]) => total + value, 0) || 1;
       let bottom = top + 1 + upper, largest = null;
       for (const [key, value] of shares) {
@@ -108,21 +111,21 @@ export class Timeline {
     pen.restore();
     pen.fillStyle = this.colours.ink;
     pen.textAlign = "left";
-    if (height > 10) pen.fillText(row.name, 4, top + height / 2 + 3, NAMES - 8);
+    if (height > 10) pen.fillText(row.name, 4, top + height / 2 + 3, this.names - 8);
     pen.fillStyle = this.colours.line;
     pen.fillRect(0, top + height - 0.5, this.width, 0.5);
   }
 
   drawAxis(height) {
     const { pen } = this, [first, last] = this.window;
-    const rough = (last - first) / Math.max(2, (this.width - NAMES) / 110), power = 10 ** Math.floor(Math.log10(rough));
+    const rough = (last - first) / Math.max(2, (this.width - this.names) / 110), power = 10 ** Math.floor(Math.log10(rough));
     const step = [1, 2, 5, 10].map(each => each * power).find(each => each >= rough);
     pen.fillStyle = this.colours.dim;
     pen.textAlign = "center";
     for (let time = Math.ceil(first / step) * step; time <= last; time += step) {
       const x = this.x(time);
       pen.fillRect(x, height - AXIS, 1, 4);
-      pen.fillText(seconds(time), Math.min(this.width - 22, Math.max(NAMES + 16, x)), height - 6);
+      pen.fillText(seconds(time), Math.min(this.width - 22, Math.max(this.names + 16, x)), height - 6);
     }
   }
 
@@ -166,7 +169,7 @@ export class Timeline {
       if (!this.data) return;
       if (from && Math.abs(event.offsetX - from.x) > 3) {
         from.moved = true;
-        const [first, last] = from.window, way = (event.offsetX - from.x) / (this.width - NAMES) * (last - first);
+        const [first, last] = from.window, way = (event.offsetX - from.x) / (this.width - this.names) * (last - first);
         this.look(first - way, last - way);
       } else this.hover(event);
     });
@@ -189,7 +192,7 @@ export class Timeline {
 
   hover(event) {
     const row = this.data.rows[Math.floor(event.offsetY / this.rowHeight)], time = this.time(event.offsetX);
-    if (!row || event.offsetX < NAMES) { this.readout.textContent = ""; this.at(null); return; }
+    if (!row || event.offsetX < this.names) { this.readout.textContent = ""; this.at(null); return; }
     const bar = row.passes.find(([start, end]) => start <= time && time <= end);
     const shares = bar ? bar[4].map(([key, value]) => `${this.data.keys[key][0]} ${seconds(value)}`).join(", ") : "idle";
     const moving = Object.entries(row.transfers).filter(([, spans]) => spans.some(([start, end]) => start <= time && time <= end)).map(([axis]) => axis);

@@ -398,8 +398,8 @@ def test_a_run_that_never_begins_is_an_answer(tmp_path: Path) -> None:
     """A start of ten days, in a run of one: no token, and figures without a step."""
     job = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.data_parallel=zero1", "--set", "run.failures=rsc-1")
     words = ("run", *job, "--days", "1", "--replications", "2", "--workers", "1")
-    more = ("--set", "run.initialization=10 days", "--plot", str(tmp_path / "run.png"), "--report", str(tmp_path / "run.html"))
+    more = ("--set", "run.initialization=10 days", "--plot", str(tmp_path / "run.png"), "--report", str(tmp_path / "page"))
     result = CliRunner().invoke(shardyard.main, (*words, *more))
     assert result.exit_code == 0, result.output
     assert "0 tokens in 1.00 days, goodput 0.0 %" in result.output.splitlines()[0]
-    assert (tmp_path / "run.html").stat().st_size > 10_000
+    assert (tmp_path / "page/report.html").stat().st_size > 10_000
