@@ -75,7 +75,7 @@ def _kernels(part: SubFigure, points: Mapping[str, Sequence[Point]]) -> None:
         axes.axhline(0, color=DARK, linewidth=0.8)
         axes.set(xscale="log", xlabel=quantity)
         axes.set_title(f"{title}\n{_summed(own)}", fontsize=10)
-        _few_ticks(axes.xaxis, *axes.get_xlim(), text)
+        _few_ticks(axes.xaxis, axes.get_xlim(), text)
         if len(series) > 1:
             axes.legend(fontsize=8, loc="upper center", ncols=3, columnspacing=0.8, handletextpad=0.1, borderaxespad=0.1)
     every[0].set(ylabel="error (%)", ylim=(-edge, edge * (1.3 if any(axes.get_legend() for axes in every) else 1)))
@@ -121,8 +121,9 @@ def _collectives(
         axes.set(xscale="log", yscale="log")
         axes.set_title(operation, fontsize=10)
         axes.grid(alpha=0.3)
-    log_ticks(every[0].yaxis, *every[0].get_ylim(), seconds)
-    _few_ticks(every[0].xaxis, *every[0].get_xlim(), size)
+    low, high = every[0].get_ylim()
+    log_ticks(every[0].yaxis, low, high, seconds)
+    _few_ticks(every[0].xaxis, every[0].get_xlim(), size)
     if len(ranks) > 1:
         every[0].legend(fontsize=8, loc="upper left")
     for axes in every[max(0, len(operations) - COLUMNS) : len(operations)]:
@@ -135,16 +136,17 @@ def _times(axes: Axes, points: Sequence[Point], alone: Sequence[tuple[float, flo
     axes.plot([point.bytes for point in points], [point.predicted for point in points], color=colour, linewidth=1.2, label=label)
     for held in (False, True):
         own = [(point.bytes, point.measured) for point in points if point.heldout == held]
-        hollow = {"markerfacecolor": "none"} if held else {}
+        hollow: dict[str, Any] = {"markerfacecolor": "none"} if held else {}
         axes.plot([x for x, _ in own], [y for _, y in own], "o", color=colour, markersize=4.5, **hollow)
     if by_itself := sorted(pair for pair in alone if pair[0] > 0):
         axes.plot(*zip(*by_itself, strict=True), color=colour, linestyle="--", linewidth=0.9, alpha=0.7)
 
 
-def _few_ticks(axis: Any, low: float, high: float, text: Callable[[float], str]) -> None:
+def _few_ticks(axis: Any, limits: tuple[float, float], text: Callable[[float], str]) -> None:
     """Labels of a narrow panel: one per decade or two, or two in a decade."""
     from matplotlib.ticker import LogLocator
 
+    low, high = limits
     log_ticks(axis, low, high, text)
     axis.set_major_locator(LogLocator(subs=(1, 3) if high < 100 * low else (1,), numticks=5))
 
