@@ -94,7 +94,7 @@ def part_of(word: str, name: str) -> bool:
 def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near. cutoff: how near, 1 is the same.
 
-    Letters' case does not count. A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
+    Case does not count. A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
     """
     import difflib
 
