@@ -21,6 +21,7 @@ from reports.figures import Drawing
 from shardyard import read_job
 from strategies.frameworks.export import export
 from strategies.plan.plan import Plan
+from strategies.predict import played, predict
 from strategies.resilience.run_spec import prepare
 from strategies.resilience.runs import changes_of
 from strategies.resilience.settings import RunSettings
@@ -109,6 +110,27 @@ def test_arguments_of_advice(job: str) -> None:
             "name"
         ]
     assert pasted(call("advise", job).output) == shlex.split(answer[0]["arguments"])
+
+
+def test_a_step_of_many_microbatches_has_one_answer(job: str) -> None:
+    """Searches play a few of them, `simulate` all: what draws of GPUs add is told from the same few."""
+    words = (
+        "--set",
+        "plan.global_batch=512",
+        "--set",
+        "plan.schedule=1f1b",
+        "--set",
+        "plan.chunks=null",
+        "--set",
+        "plan.accumulation=null",
+    )
+    asked = read_job(job, words[1::2])
+    assert played(asked).periods
+    summary = predict(asked)
+    assert simulated([job, *words])["step_seconds"] == summary.step_seconds
+    assert simulated([job, *words, "--total"])["memory"] == list(summary.to_dict()["memory"])
+    (compared,) = json.loads(call("compare", job, *words, "--total", "--json").stdout)
+    assert compared["step_seconds"] == summary.step_seconds
 
 
 def test_what_makes_a_job_fit() -> None:

@@ -11,7 +11,6 @@ from reports.api.jobs import Asked, Vary, axes_of, engine_of, job_of, reader, st
 from reports.api.result import Result
 from reports.formatting import TOKENS, training_cost
 from reports.inputs import describe
-from sim.analysis.summary import summarise
 from strategies.job import Job
 from strategies.planner.arguments import arguments_of
 from strategies.planner.ranking import HEADROOM, rank
@@ -20,7 +19,7 @@ from strategies.planner.search.objective import objective as objective_of
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import default_space, load_space, read_space
 from strategies.planner.uncertainty import with_interval
-from strategies.predict import predict, simulate
+from strategies.predict import predict
 from topologies.costs import mean_rates
 
 
@@ -143,8 +142,7 @@ def compare(
     rows: list[dict[str, Any]] = []
     keys = []
     for job in asked:
-        played = summarise(simulate(job), total) if total else predict(job)
-        summary, money = with_interval(job, played), mean_rates(job.cluster, price)
+        summary, money = with_interval(job, predict(job, total=total)), mean_rates(job.cluster, price)
         keys.append((rank(summary, dict(job.plan), job.hash), job))
         row = {"job": describe(job), **summary.to_dict(), "name": job.name}
         row["training"] = training_cost(summary, {"rates": money, "tokens": tokens}).to_dict()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 @click.command("compare", epilog="Example: shardyard compare job.yaml --also plan.tp=4,plan.data_parallel=zero1")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB.yaml…")
+@click.argument("jobs", nargs=-1, metavar="[JOB.yaml]…")
 @job_options
 @click.option(
     "--also", "variants", multiple=True, metavar="FIELD=VALUE[,…]", help="Add a variant of the first job: 'plan.tp=4,plan.pp=2'."
@@ -60,24 +60,21 @@ def command(
     from reports.inputs import describe
     from reports.tables.compare_runs import run_data
     from reports.tables.comparison import comparison
-    from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from strategies.predict import predict
     from strategies.read_job import read_job
     from strategies.resilience.runs import run_training
     from topologies.costs import mean_rates
 
     folder = report_folder(report)
-    asked = [read_job(job, overrides, **given) for job in jobs]
+    files: tuple[str | None, ...] = jobs or (None,)
+    asked = [read_job(job, overrides, **given) for job in files]
     apart = re.compile(r",(?![^\[{]*[\]}])")  # commas, but not those inside a list
-    first = changing(jobs[0], overrides, given)
+    first = changing(files[0], overrides, given)
     asked += [first({}, apart.split(variant), variant) for variant in variants]
     all_tokens = tokens_of(tokens)
     about = {"tokens": all_tokens or TOKENS}
-    rows = [
-        (job.name, with_interval(job, summarise(simulate(job), total) if total else predict(job)), {**describe(job), **about})
-        for job in asked
-    ]
+    rows = [(job.name, with_interval(job, predict(job, total=total)), {**describe(job), **about}) for job in asked]
     money = [mean_rates(job.cluster, price) for job in asked]
     delivered: list[RunAnswer | None] = [None] * len(rows)
     if runs:

@@ -73,7 +73,6 @@ def command(
     from reports.inputs import describe
     from reports.page.job_report import report
     from reports.page.page import write_report
-    from sim.analysis.summary import summarise
     from strategies.planner.fixes import fixes
     from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
@@ -88,7 +87,7 @@ def command(
     with engine(workers, dask, ray) as runs, _progress() as tell:
         tell("simulating the step")
         timeline = simulate(asked)
-        summary = with_interval(asked, summarise(timeline), timeline)
+        summary = with_interval(asked, predict(asked, whole=timeline), timeline)
         inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
         if not summary.fits:
             inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]

@@ -47,7 +47,7 @@ def command(
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import simulate
+    from strategies.predict import predict, simulate
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 
@@ -55,7 +55,8 @@ def command(
     of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
     timeline = simulate(asked, fold=not unfolded)
-    summary = with_interval(asked, summarise(timeline, total), None if unfolded else timeline)
+    step = summarise(timeline, total) if unfolded else predict(asked, whole=timeline, total=total)
+    summary = with_interval(asked, step, None if unfolded else timeline)
     inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     if asked.effects:
         from strategies.planner.effects_cost import with_effects
@@ -67,7 +68,6 @@ def command(
         summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:
         from strategies.planner.fixes import fixes
-        from strategies.predict import predict
 
         inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if by_layer or folder:

@@ -28,12 +28,11 @@ def write_chosen(
     training. Returns the paths that were written, the page's first.
     """
     from reports.inputs import describe
-    from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import simulate
+    from strategies.predict import predict, simulate
 
     timeline = simulate(job)
-    summary = with_interval(job, summarise(timeline), timeline)
+    summary = with_interval(job, predict(job, whole=timeline), timeline)
     inputs: dict[str, Any] = describe(job, command) | {"rates": rates} | ({"tokens": tokens} if tokens else {})
     page = Report(timeline, summary, inputs, job.cluster, first(runs), tuple(sections), best=best)
     return write_report(folder, page)

@@ -17,7 +17,7 @@ from reports.figures import Drawing
 JOB = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--nodes", "1")
 SPACE = ("--vary", "plan.tp=1,2", "--vary", "plan.pp=1", "--vary", "plan.schedule=1f1b", "--vary", "plan.microbatch=4")
 WAYS: dict[str, tuple[str, ...]] = {
-    "compare": ("compare", "JOB", "--also", "plan.microbatch=2"),
+    "compare": ("compare", *JOB, "--also", "plan.microbatch=2"),
     "advise": ("advise", *JOB),
     "plan": ("plan", *JOB, *SPACE, "--workers", "1"),
 }
@@ -33,11 +33,8 @@ def test_a_figure_and_a_page(way: str, tmp_path: Path, monkeypatch: pytest.Monke
         return path
 
     monkeypatch.setattr(Drawing, "__call__", draw)
-    job = tmp_path / "job.yaml"
-    job.write_text(json.dumps({"model": "gpt2-1.5b", "cluster": "dgx-a100"}))
-    words = [str(job) if word == "JOB" else word for word in WAYS[way]]
     folder, figure = tmp_path / "page", tmp_path / "figure.png"
-    result = CliRunner().invoke(shardyard.main, [*words, "--plot", str(figure), "--report", str(folder)])
+    result = CliRunner().invoke(shardyard.main, [*WAYS[way], "--plot", str(figure), "--report", str(folder)])
     assert result.exit_code == 0, result.output
     assert f"wrote {figure}" in result.output
     assert f"wrote {folder / 'report.html'} and " in result.output
