@@ -182,6 +182,8 @@ def _read(path: Path) -> tuple[int, list[_Event], int]:
     """(rank, its collectives in order of time, NCCL kernels that do not say what they are)."""
     trace = _Scan(path).read()
     rank = trace.own.get("rank")
+    if rank is None and not trace.kernels and not trace.of_gloo:
+        raise UserError(f"{path}: a trace of one process: it has no collectives, whose prices are made of traces")
     if isinstance(rank, bool) or not isinstance(rank, int):
         raise UserError(f"{path}: does not say its rank: no 'distributedInfo' (was torch.distributed initialised?)")
     if not 0 <= rank < RANKS:

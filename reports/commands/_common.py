@@ -64,6 +64,13 @@ def headroom_option(command: Any) -> Any:
     )(command)
 
 
+def _inline(context: click.Context, parameter: click.Parameter, value: str | None) -> Any:
+    """Fields that stand in braces, or the name of a file."""
+    from topologies.reading import parse_value
+
+    return parse_value(value, "--plan") if value is not None and value.lstrip().startswith("{") else value
+
+
 def _alike(_context: click.Context, _option: click.Parameter, given: bool) -> float | None:
     return 0.0 if given else None
 
@@ -86,7 +93,12 @@ def job_options(command: Any) -> Any:
             ),
             click.option("--cluster", help="Cluster, instead of the job's: a name from the catalogue or YAML."),
             click.option("--nodes", type=int, help="Number of nodes."),
-            click.option("--plan", help="Plan as YAML, instead of the job's; auto (the default): what a short search finds."),
+            click.option(
+                "--plan",
+                callback=_inline,
+                help="Plan instead of the job's: a YAML file, or its fields, '{tp: 8, pp: 2}'; auto (the default): what a short "
+                "search finds.",
+            ),
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
             click.option("--ideal", "variability", is_flag=True, callback=_alike, help="GPUs of one kind are all alike."),

@@ -136,7 +136,9 @@ def _why_not(base: Sequence[Case], cases: Sequence[Case]) -> Iterator[str]:
             if remark not in old.remarks:
                 said.setdefault(remark, []).append(_inputs(case))
         fields = [name for name in case.changes if name.startswith(("cluster.", "model."))]
-        if fields and case.summary and old.summary and case.summary.breakdown == old.summary.breakdown:
+        if fields and case.hash == old.hash:
+            said.setdefault("what the job has already", []).append(_inputs(case))
+        elif fields and case.summary and old.summary and case.summary.breakdown == old.summary.breakdown:
             said.setdefault("the step is the same to the bit: nothing in it waits for this", []).append(_inputs(case))
     yield from (f"{'; '.join(inputs)}: {remark}" for remark, inputs in said.items())
     if any("global_batch" in case.refused for case in cases):

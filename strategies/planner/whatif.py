@@ -34,6 +34,7 @@ class Case:
     batch: int = 0  # sequences of a step
     found: Changes = field(default_factory=dict)  # of the plan, where it is found anew: its fields
     remarks: tuple[str, ...] = ()  # what of the cluster's description cannot be reached
+    hash: str = ""  # of the job
 
 
 BATCHES = ("keep", "scale")
@@ -79,7 +80,7 @@ def ask(
         rate = mean_rates(job.cluster, changes.get("price", price), "price")
         whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
         batch, found = job.resolve().global_batch, {f"plan.{name}": getattr(job.plan, name) for name in CHOSEN} if again else {}
-        case = Case(changes, name, outcome, whole, batch=batch, found=found, remarks=job.cluster.remarks)
+        case = Case(changes, name, outcome, whole, batch=batch, found=found, remarks=job.cluster.remarks, hash=job.hash)
         result.append(case if seed is None else _run(case, job, tokens, rate, seed, engine))
     return result
 

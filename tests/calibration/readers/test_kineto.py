@@ -82,6 +82,7 @@ def test_uneven_all_to_all_is_left_out(tmp_path: Path) -> None:
         ({"traceEvents": []}, "no collective to learn from: no collective of NCCL or gloo"),
         ({"traceEvents": [{"cat": "kernel", "name": "ncclKernel_AllReduce", "dur": 3}]}, "1 do not say"),
         ({"distributedInfo": None}, "does not say its rank"),
+        ({"distributedInfo": None, "traceEvents": []}, "a trace of one process: it has no collectives"),
     ],
 )
 def test_what_cannot_be_learnt_from(change: dict[str, Any], message: str, tmp_path: Path) -> None:

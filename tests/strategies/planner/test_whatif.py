@@ -160,8 +160,15 @@ def test_a_batch_that_varies_takes_the_place_of_accumulation() -> None:
 def test_why_a_change_does_nothing() -> None:
     """DGX A100: 25 GB/s of NICs, PCIe of 31.5 GB/s; no NVLink is too slow for a model of one rank's size on one node's NICs."""
     text = call(
-        "whatif", *LINES, "--vary", "cluster.node.nic=50 GB/s", "--vary", "cluster.node.cpu.memory=4 TB", "--one-at-a-time"
+        "whatif",
+        *LINES,
+        "--vary",
+        "cluster.node.nic=50 GB/s, 200 Gb/s",
+        "--vary",
+        "cluster.node.cpu.memory=4 TB",
+        "--one-at-a-time",
     )
+    assert "cluster.node.nic=200 Gb/s: what the job has already" in text.output
     assert "cluster.node.nic=50 GB/s: node.nic: 50 GB/s of NICs are more than " in text.output
     assert "cluster.node.cpu.memory=4 TB: the step is the same to the bit: nothing in it waits for this" in text.output
 
