@@ -13,7 +13,7 @@ from calibration.execute import Execution, execute
 from calibration.execute.limits import ready
 from calibration.launch.emulation import PROBE, Emulation, cluster, probe
 from calibration.launch.launcher import under_launcher
-from calibration.launch.place import Hear, need_torch
+from calibration.launch.place import Hear, available_cores, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import elsewhere
 from sim.analysis.summary import Summary
@@ -100,7 +100,7 @@ def emulate(
     need_torch()
     with cluster(emulation) as nodes:
         said = emulation.said(min(launch(probe, len(nodes), PROBE, nodes=nodes)))
-        played = map(emulation.played, jobs)
+        played = [emulation.played(job, len(available_cores())) for job in jobs]
         predicted = [predict(job, emulation.priced(*of)) for job, of in zip(played, here, strict=True)]
         return _executed(jobs, predicted, seconds, hear, nodes, (said,), launches)
 

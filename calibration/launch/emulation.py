@@ -24,6 +24,7 @@ from pydantic import Field
 from calibration.launch.launcher import under_launcher
 from calibration.launch.local import DEVICE
 from calibration.launch.place import uninterrupted
+from sim.engine.effects import read_effects
 from sim.pricing.prices import Profile
 from strategies.job import Job
 from topologies.cluster import UnequalCluster
@@ -72,11 +73,13 @@ class Emulation(Config):
         name = f"{job.cluster.name}, emulated"
         return replace(job, cluster=job.cluster.model_copy(update={"name": name, "node": emulated, "nodes": self.nodes}))
 
-    def played(self, job: Job) -> Job:
-        """What `on` gives, as it is simulated: all-reduces are rings, gloo's only ones, and the last node is by itself where its
-        link differs.
+    def played(self, job: Job, cores: int) -> Job:
+        """What `on` gives, as it is simulated: all-reduces are rings, gloo's only ones, the last node is by itself where its link
+        differs, and processes of all nodes share this machine's `cores` where there are more of them.
         """
-        alike = replace(job, plan=job.plan.model_copy(update={"algorithm": "all_reduce/ring"}))
+        plan = job.plan.model_copy(update={"algorithm": "all_reduce/ring"})
+        more = read_effects(f"all: cores {cores}", "--emulate") if self.nodes * self.ranks > cores else ()
+        alike = replace(job, plan=plan, effects=(*job.effects, *more))
         if self.slow is None:
             return alike
         node = alike.cluster.node

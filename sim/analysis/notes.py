@@ -22,7 +22,8 @@ def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
     if most > profile.processes:
         yield (
             f"{most} processes on a node: profile {profile.name} was measured with {profile.processes}, each with a core of its "
-            "own; processes that take turns on cores are another regime, several times slower, that is not priced here"
+            f"own; --effect 'all: cores {profile.processes}' has them share cores, but their collectives are another regime, "
+            "several times slower, that is not priced here"
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import cast
@@ -16,11 +16,12 @@ from sim.engine.effects import Effect, Steps, follow
 from sim.engine.effects.failure import WATCHDOG, StepHangsError
 from sim.engine.host import Host, Pause
 from sim.engine.network import Network
-from sim.engine.perturbed_device import PerturbedDevice, Price
+from sim.engine.perturbed_device import Cores, PerturbedDevice, Price
 from sim.pricing.transfers.sibling_groups import numbered
 from sim.program import Program
 from topologies.links.impaired import ImpairedTopology, LinkChange
 from topologies.links.topology import Ids, Topology, gpu_kind, is_unequal
+from topologies.reading import UserError
 
 EVERY = 1009  # see `Perturbation.vary`: more than there may be effects
 
@@ -31,6 +32,7 @@ class Perturbation:
     def __init__(self, effects: Sequence[Effect], topology: Topology) -> None:
         self.effects = tuple(effects)
         self._gpus = [effect.gpus(topology) for effect in effects]
+        self._cores: dict[int, Cores] = {}  # by effect
         changes: list[LinkChange] = []
         gone: set[int] = set()
         for number, effect in enumerate(self.effects, 1):
@@ -58,22 +60,29 @@ class Perturbation:
             colour[gpus, number] = 1 if effect.alike else 1 + np.arange(len(gpus))
         return numbered(np.concatenate([*(colour[each] for each in ranks), *(each.T for each in own)], axis=1))
 
-    def device(self, env: Environment, rank: int, slowdown: float, synchronous: bool, price: Price) -> Device:
-        """The device of a rank, with its host."""
+    def device(self, env: Environment, rank: int, slowdown: float, synchronous: bool, price: Price, processes: int = 1) -> Device:
+        """The device of a rank, with its host. processes: that do the same at the same times. Raises UserError."""
         acting = [effect for effect, gpus in zip(self.effects, self._gpus, strict=True) if rank in gpus]
         if not acting:
             return Device(env, slowdown)
-        device = PerturbedDevice(env, slowdown, price)
+        device = PerturbedDevice(env, slowdown, price, processes)
         pauses = sorted(pause for effect in acting for pause in effect.pauses())
         if not synchronous:
             device.host = Host(pauses)
         elif pauses:  # the thread that launches computes
             follow(env, _standing(pauses), partial(device.change, "preemption"))
-        for effect in acting:
+        kinds = {effect.component: _Factors(device, effect.component) for effect in acting}
+        for number, effect in enumerate(acting):
             noise = effect.noise(rank)
             if noise is not None:
-                device.noises[effect.component] = noise
-            follow(env, effect.kernels(), partial(device.change, effect.component))
+                kinds[effect.component].draws(noise)
+            follow(env, effect.kernels(), partial(kinds[effect.component].change, number))
+            if effect.shared:
+                if not synchronous:
+                    raise UserError(f"effect '{effect}': GPUs compute by themselves: only processes on cores share them")
+                if device.cores is not None:
+                    raise UserError(f"effect '{effect}': rank {rank} has its cores by another effect already")
+                device.cores = self._cores.setdefault(id(effect), Cores(effect.shared, effect.component))
         return device
 
     def vary(self, env: Environment, network: Network, varying: Sequence[int]) -> None:
@@ -97,6 +106,25 @@ class Perturbation:
         if failed:
             first = min(failed, key=lambda effect: cast(float, effect.failure))
             raise StepHangsError(str(first), cast(float, first.failure), max(ends.values()))
+
+
+class _Factors:
+    """By which several effects of one kind lengthen the kernels of a device."""
+
+    def __init__(self, device: PerturbedDevice, component: str) -> None:
+        self.device, self.component = device, component
+        self.factors: dict[int, float] = {}
+        self.noises: list[Callable[[], float]] = []
+
+    def change(self, effect: int, factor: float) -> None:
+        """From now on an effect has another factor."""
+        self.factors[effect] = factor
+        self.device.change(self.component, math.prod(self.factors.values()))
+
+    def draws(self, noise: Callable[[], float]) -> None:
+        """An effect draws a factor for each block."""
+        self.noises.append(noise)
+        self.device.noises[self.component] = lambda: math.prod(each() for each in self.noises)
 
 
 class _Part:

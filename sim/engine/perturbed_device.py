@@ -5,22 +5,55 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from simpy import Environment
+from simpy import Environment, Event
 
 from sim.clock import on_grid
 from sim.engine.device import Compute, Device
 from sim.engine.task import cancel
 from sim.pricing.block_costs import BlockCost
 
+
+class Cores:
+    """`count` cores for processes that compute: while there are more of these, each gets an equal part. name: of what
+    lengthens their kernels then.
+    """
+
+    def __init__(self, count: int, name: str) -> None:
+        self.count, self.name = count, name
+        self.computing: dict[PerturbedDevice, int] = {}  # by device, its processes
+        self.factor = 1.0  # by which kernels take longer now
+
+    def take(self, device: PerturbedDevice) -> None:
+        """The processes of a device begin to compute."""
+        self.computing[device] = device.processes
+        self._share()
+        device.change(self.name, self.factor)
+
+    def leave(self, device: PerturbedDevice) -> None:
+        """They wait again."""
+        del self.computing[device]
+        self._share()
+
+    def _share(self) -> None:
+        factor = max(1.0, sum(self.computing.values()) / self.count)
+        if factor != self.factor:
+            self.factor = factor
+            for device in list(self.computing):
+                device.change(self.name, factor)
+
+
 Price = Callable[[Compute, float], BlockCost]  # of a block whose kernels take so many times as long
 
 
 class PerturbedDevice(Device):
-    """A device whose kernels take longer by effects that come and go. price: the cost of a block by the factor."""
+    """A device whose kernels take longer by effects that come and go. price: the cost of a block by the factor; processes: that
+    do the same at the same times.
+    """
 
-    def __init__(self, env: Environment, slowdown: float, price: Price) -> None:
+    def __init__(self, env: Environment, slowdown: float, price: Price, processes: int = 1) -> None:
         super().__init__(env, slowdown)
-        self.price = price
+        self.price, self.processes = price, processes
+        self.cores: Cores | None = None  # that its processes share with others
         self.factors: dict[str, float] = {}  # by effect, by which kernels take longer now; infinite: they stand still
         self.noises: dict[str, Callable[[], float]] = {}  # by effect, the factor of the next block
         # of the block that runs
@@ -36,12 +69,25 @@ class PerturbedDevice(Device):
 
     def compute(self, task: Compute) -> None:
         """Start a block."""
+        if self.cores is not None:
+            self.cores.take(self)
         self._drawn = {name: draw() for name, draw in self.noises.items()}
         self._owed = {}
         self._cost = self._priced(task)
         super().compute(task)
         if self._standing:
             cancel(self._event)
+
+    def stop(self) -> None:
+        """Let the block that runs go, which does not end."""
+        super().stop()
+        if self.cores is not None:
+            self.cores.leave(self)
+
+    def _computed(self, event: Event) -> None:
+        if self.cores is not None:
+            self.cores.leave(self)
+        super()._computed(event)
 
     @property
     def _standing(self) -> list[str]:

@@ -128,7 +128,9 @@ class Player:
         self.meetings: dict[Hashable, Rendezvous[CollectiveTransfer]] = {}
         profiles = [lanes.profile(number) for number in range(len(lanes.every))]
         self.devices = [
-            perturbation.device(self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane))
+            perturbation.device(
+                self.env, lane.rank, profile.slowdown, profile.synchronous, partial(self._slower, lane), lane.ranks
+            )
             for lane, profile in zip(lanes.every, profiles, strict=True)
         ]
         if self.env.now:

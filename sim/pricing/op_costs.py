@@ -113,7 +113,10 @@ class OpCosts(CollectiveCosts):
         ahead = on_grid(profile.launching(self.program.eager) * self.program.turns)
         wrapping = [self.wrapping(item, prices) for item in items]
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
-            each = profile.launch * self.program.turns if profile.synchronous else ahead
+            each, slower = ahead, 1.0
+            if profile.synchronous:  # by the core that computes, which is as slow then
+                each, slower = profile.launch * self.program.turns, factor
+            wrapping, each = [more * slower for more in wrapping], each * slower
             works = [(item, self._seconds(item, where, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
             return fused(works, 0.0, profile.slowdown)
         started = (item.collective for item in items if isinstance(item, Start) and item.collective.sms is not None)

@@ -79,6 +79,11 @@ class Effect(Config):
         return {}
 
     @property
+    def shared(self) -> int:
+        """Cores that the processes of its GPUs share; 0: each has its own."""
+        return 0
+
+    @property
     def failure(self) -> float | None:
         """When its GPUs stand still for ever."""
         return None

@@ -66,7 +66,7 @@ def test_a_ring_over_unequal_links_takes_what_the_slowest_takes() -> None:
     """Of three nodes the last has a fifth: 2Ψ·2/3 elements of 4 bytes leave every node."""
     asked = Emulation.model_validate({"nodes": 3, "bandwidth": "10 Mb/s", "slow": "2 Mb/s"})
     (job,) = read_set(None, (), ["DDP"], processes=3)
-    played = asked.played(asked.on(replace(job, plan=job.plan.model_copy(update={"overlap": False}))))
+    played = asked.played(asked.on(replace(job, plan=job.plan.model_copy(update={"overlap": False}))), 64)
     step = predict(played, asked.priced(profile_of(job), job.cluster.node.loopback)).step_seconds
     assert step == pytest.approx(4 / 3 * 4 * job.model.parameters / (asked.slowest * data_share()), rel=0.05)
     assert [asked.link(node) for node in range(3)] == [1.25e6, 1.25e6, 2.5e5]
@@ -76,7 +76,7 @@ def test_all_reduces_of_emulated_nodes_are_rings() -> None:
     """gloo has no tree, in which a node would send 2Ψ: of four nodes each sends 2Ψ·3/4 elements."""
     asked = Emulation.model_validate({"nodes": 4, "bandwidth": "400 Mb/s", "slow": "200 Mb/s"})
     (job,) = read_set(None, TINY, ["DDP"], processes=4)
-    volume = predict(asked.played(asked.on(job)), asked.priced(profile_of(job), job.cluster.node.loopback)).volume["dp"]
+    volume = predict(asked.played(asked.on(job), 64), asked.priced(profile_of(job), job.cluster.node.loopback)).volume["dp"]
     assert volume.bytes == 4 * 1.5 * job.model.parameters
 
 
@@ -86,6 +86,19 @@ def test_three_nodes_with_unequal_links_carry_what_the_slowest_lets_through() ->
     with cluster(asked) as nodes:
         carried = min(launch(probe, 3, PROBE // 4, nodes=nodes))
     assert carried < 1.3 * asked.slowest * data_share() < asked.bandwidth * data_share()
+
+
+def test_more_processes_than_cores_share_them() -> None:
+    """Links that take no time: two processes of each of two nodes, that do the same at the same times, on 4, 3 and 2 cores."""
+    job = read_set(None, TINY, ["DDP"], processes=4)[0]
+    asked = Emulation.model_validate({"nodes": 2, "bandwidth": "100 Tb/s", "ranks": 2})
+    prices = asked.priced(profile_of(job), job.cluster.node.loopback)
+    computing = [predict(asked.played(asked.on(job), cores), prices).breakdown for cores in (4, 3, 2)]
+    shared = [parts.get("shared cores", 0.0) for parts in computing]
+    kernels = computing[0]["forward"] + computing[0]["backward"] + computing[0]["optimizer"]
+    assert shared[0] == 0
+    assert shared[1] == pytest.approx(kernels / 3, rel=0.1)
+    assert shared[2] == pytest.approx(kernels, rel=0.1)
 
 
 def test_a_slow_link_leaves_cores_to_compute() -> None:

@@ -55,6 +55,9 @@ def test_a_block_of_four_seconds(step, effect: str, end: float) -> None:
 
 def test_effects_multiply(step) -> None:
     assert step([Op("compute", block(4.0))], "gpu 0: speed 0.5", "all: throttle 0.5 after 4 s") == [4 + 2 * 4.0]
+    assert step([Op("compute", block(4.0))], "gpu 0: speed 0.5", "all: speed 0.8") == [4 / 0.5 / 0.8]
+    drawn = [step([Op("compute", block(4.0))], *["gpu 0: jitter 0.3"] * count) for count in (1, 2)]
+    assert drawn[1] == [pytest.approx(drawn[0][0] ** 2 / 4)]  # by the same numbers twice
 
 
 def test_a_slower_gpu_does_not_lengthen_what_waits_for_launches(step) -> None:
@@ -209,6 +212,35 @@ def test_jitter_has_mean_one_and_the_spread_that_it_says() -> None:
     assert factors.std() == pytest.approx(0.08, rel=0.02)
     assert factors[0] == again() != effect.noise(6)()
     assert once() == once()
+
+
+@pytest.mark.parametrize(
+    ("replicas", "cores", "ends"),
+    [
+        (1, 2, [4.0, 2.0, 3.0]),
+        (1, 1, [7.0, 4.0, 6.0]),  # half of the core until 4 s, and until the second block of stage 1 has done its second at 6 s
+        (2, 4, [4.0, 2.0, 3.0]),
+        (2, 3, [4 + 1.0, 2 * 4 / 3, 4.0]),  # three quarters of their speed while all four compute
+    ],
+)
+def test_processes_share_cores_while_they_compute(toy_cluster, toy_prices, replicas: int, cores: int, ends: list[float]) -> None:
+    """Stage 0 computes for 4 s; stage 1 for 2 s and, when that is over, for 1 s."""
+    cohorts = [Cohort({"pp": 0}, [Op("compute", block(4.0))]), Cohort({"pp": 1}, [Op("compute", block(s)) for s in (2.0, 1.0)])]
+    given = program(*cohorts, pp=2, dp=replicas), toy_cluster(2 * replicas).topology(), toy_prices(synchronous=True)
+    shared = read_effects(f"all: cores {cores}", "effects")
+    timeline = run(*given, effects=shared)
+    assert timeline.end == pytest.approx(ends)
+    assert run(*given, effects=shared, fold=False).step == timeline.step
+    for parts in breakdowns(timeline):
+        assert sum(parts.values()) == timeline.step
+
+
+def test_cores_are_shared_by_processes_that_have_one_pool(toy_cluster, toy_prices) -> None:
+    ops, place = program(Cohort({}, [Op("compute", block(1.0))]), dp=4), toy_cluster(4).topology()
+    with pytest.raises(UserError, match="GPUs compute by themselves"):
+        run(ops, place, toy_prices(), effects=read_effects("all: cores 2", "effects"))
+    with pytest.raises(UserError, match="rank 0 has its cores by another effect already"):
+        run(ops, place, toy_prices(synchronous=True), effects=read_effects(["all: cores 2", "gpu 0: cores 1"], "effects"))
 
 
 PLANS = [
