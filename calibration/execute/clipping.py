@@ -1,9 +1,8 @@
 """What becomes of gradients between their reduction and the update: fp16's loss scale is taken out, their norm is taken, they are
 clipped.
 
-As in PyTorch's recipe (torch.amp.GradScaler, then torch.nn.utils.clip_grad_norm_), with one difference: gradients are scaled down
-only when their norm is too large, which the host looks at (Megatron-LM's way, and what is simulated). Ranks that hold different
-gradients add up one number over all ranks.
+As in PyTorch's recipe (torch.amp.GradScaler, then torch.nn.utils.clip_grad_norm_, which scales gradients in any case, by 1 at
+most). Ranks that hold different gradients add up one number over all ranks.
 
 Imports torch: import this module inside the function that needs it.
 """
@@ -59,8 +58,8 @@ class Clipping:
         if self.scaled and not math.isfinite(self.norm):
             self.scale, self._good = self.scale / GROWTH, 0
             return False
-        if self.clips and self.norm > LARGEST:
-            self.clipped = LARGEST / self.norm
+        if self.clips:
+            self.clipped = LARGEST / max(self.norm, LARGEST)
             torch._foreach_mul_(tensors, self.clipped)
             self.factor *= self.clipped
         self._good += 1

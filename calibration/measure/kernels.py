@@ -202,6 +202,7 @@ STATES = {"adam": 2, "sgd": 0}  # numbers that the optimizer keeps per parameter
 WIDTH = 512  # features of the layers whose parameters are updated
 PASSES: dict[str, tuple[Callable[[list[Tensor], list[Tensor]], Any], float]] = {  # and the accesses to each number
     "norm": (lambda tensors, _: torch._foreach_norm(tensors), 1),
+    "scaling": (lambda tensors, _: torch._foreach_mul_(tensors, 1.0), 2),
     "list copy": (lambda tensors, others: torch._foreach_copy_(tensors, others), 2),
     "zeroing": (lambda tensors, _: torch._foreach_zero_(tensors), 1),
     "narrowing": (lambda tensors, _: [tensor.to(torch.float16).div_(2) for tensor in tensors], 2.5),  # by PyTorch's hook

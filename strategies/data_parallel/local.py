@@ -11,7 +11,7 @@ from functools import partial
 from sim.program import COMPUTE, Block, Collective, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel import hooks
 from strategies.data_parallel.hook import Hook
-from strategies.lowering.stage import Stage, in_buckets
+from strategies.lowering.stage import Stage
 from strategies.plan.plan import Plan
 from topologies.reading import UserError
 
@@ -47,22 +47,21 @@ class LocalSGD(Hook):
             self._all_reduce(stage, "parameters")
 
     def _all_reduce(self, stage: Stage, label: str) -> Ref:
-        plan = stage.plan
-        size = stage.parameters * plan.bytes_per_element
-        count = in_buckets(size, stage.limits.size * plan.bytes_per_element)
-        computed = stage.last_compute()
-        assert computed is not None
-        all_reduce = Collective("all_reduce", size / count, "dp", label, plan.algorithm, count, plan.bytes_per_element)
-        return stage.add(Op("dp", all_reduce, (computed,), *2 * (self._beside(stage),)))
+        """The buckets of gradients, of parameters: one all-reduce each."""
+        plan, ref = stage.plan, stage.last_compute()
+        assert ref is not None
+        for bucket in stage.buckets():
+            size = float(bucket.elements * plan.bytes_per_element)
+            all_reduce = Collective("all_reduce", size, "dp", label, plan.algorithm, 1, plan.bytes_per_element)
+            ref = stage.add(Op("dp", all_reduce, (ref,), *2 * (self._beside(stage, size),)))
+        return ref
 
-    def _beside(self, stage: Stage) -> Memory:
+    def _beside(self, stage: Stage, size: float) -> Memory:
         """What is there while ranks agree: a flat copy of a bucket of whole parameters, and the last step's gradients, which
         nothing frees before the next backward pass (torch 2.13, PostLocalSGDOptimizer.step averages right after the update).
         """
-        plan = stage.plan
-        largest = max((bucket.elements for bucket in stage.buckets()), default=0)
-        kept = stage.parameters * plan.bytes_of_states["gradient"] if plan.frees_gradients else 0
-        return ("buffer", float(largest * plan.bytes_per_element)), ("gradient", float(kept))
+        kept = stage.parameters * stage.plan.bytes_of_states["gradient"] if stage.plan.frees_gradients else 0
+        return ("buffer", size), ("gradient", float(kept))
 
 
 @hooks("diloco")

@@ -32,11 +32,19 @@ def passes_of(plan: Plan) -> list[tuple[str, float]]:
         ("gradient copy", gradient + main if copied and gradient != main else 0),
         ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
         ("gradient norm", main if plan.clip_gradients else 0),
+        ("gradient clipping", 2 * main if _clipped(plan) else 0),
         *update,
         ("parameter copy", 4 + width if copied else 0),
         (ZEROING, gradient if _zeroed(plan) else 0),
     ]
     return [(label, moved) for label, moved in steps if moved]
+
+
+def _clipped(plan: Plan) -> bool:
+    """Whether gradients are scaled in every step: PyTorch multiplies them by 1 at most, so that no host waits for their norm
+    (torch/nn/utils/clip_grad.py, _clip_grads_with_norm_).
+    """
+    return plan.clip_gradients and plan.of_pytorch and plan.deepspeed is None
 
 
 def _zeroed(plan: Plan) -> bool:

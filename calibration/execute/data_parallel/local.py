@@ -20,8 +20,11 @@ class LocalSGD(Hook):
     def synchronise(self) -> None:
         """All-reduce the parameters in buckets."""
         if self.setup.resolved.dp > 1:
-            values = [parameter.data for parameter in self.parameters()]
-            reduce_in_buckets(values, self.setup.bucket, self.setup.group("dp"))
+            self._reduce([parameter.data for parameter in self.parameters()])
+
+    def _reduce(self, values: list[Tensor]) -> None:
+        """Their mean, in the buckets in which gradients would be reduced: the last layer's first."""
+        reduce_in_buckets(values[::-1], self.setup.bucket, self.setup.group("dp"))
 
     def gradient(self, parameter: Tensor) -> Tensor | None:
         """Each rank has its own."""
@@ -45,7 +48,7 @@ class DiLoCo(LocalSGD):
         values = [local(parameter.detach()) for parameter in self.parameters()]
         for start, value in zip(self.start, values, strict=True):
             value.copy_(start - value)
-        reduce_in_buckets(values, self.setup.bucket, self.setup.group("dp"))
+        self._reduce(values)
         outer_update(self.start, self.momentum, values)
         for start, value in zip(self.start, values, strict=True):
             value.copy_(start)

@@ -17,6 +17,7 @@ from sim.pricing.kernel_curves import GemmCurve
 
 PASSES = {  # of strategies.lowering.optimizer_step and strategies.data_parallel.compressed -> what was measured
     "gradient norm": "norm",
+    "gradient clipping": "scaling",
     "gradients from buckets": "list copy",
     "gradient copy": "list copy",
     "parameter copy": "list copy",

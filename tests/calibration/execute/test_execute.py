@@ -16,6 +16,8 @@ from calibration.execute.servers import serve
 from calibration.launch.place import Place
 from calibration.launch.ranks import launch
 from calibration.validate import validate
+from sim.program import Collective
+from strategies.lowering.lower import lower
 from strategies.read_job import read_job
 from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
@@ -109,7 +111,7 @@ TWO = {
     "expert parallel": job("expert parallel", 2, MOE, ep=2, accumulation=2),
     "expert parallel, zero3": job("expert parallel, zero3", 2, MOE, ep=2, data_parallel="zero3"),
     "shared experts": job("shared experts", 2, MOE | {"experts": SHARED}, ep=2, recompute="full", bucket="8 KiB"),
-    "dropout, diloco": job("dropout, diloco", 2, FLAT, dropout=True, data_parallel="diloco", local_steps=2),
+    "dropout, diloco": job("dropout, diloco", 2, FLAT, dropout=True, data_parallel="diloco", local_steps=2, bucket="8 KiB"),
 }
 # parameters, Adam's states, DDP's buckets, and gradients where these stay or are there when the second microbatch's loss runs;
 # while ranks agree a flat copy of all parameters, and the last gradients; half of states and gradients, and two flat buckets
@@ -168,6 +170,10 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
         assert volumes, name
         for axis, (predicted, measured) in volumes.items():
             assert measured == pytest.approx(predicted, abs=1e-6), (name, axis)
+        if validated.job.plan.hook.local:
+            program = lower(validated.job.model, validated.job.resolve())
+            simulated = sum(isinstance(op.work, Collective) for op in program.cohorts[0].ops)
+            assert simulated == sum(entry["count"] for entry in validated.execution.operations), name
         if name in HELD:  # bytes a parameter between steps; activations
             row = next(row for row in validated.rows if row.what == "memory")
             assert row.measured > HELD[name] * validated.job.model.parameters
@@ -312,6 +318,7 @@ def test_this_process_is_a_rank_where_a_launcher_says_so(monkeypatch):
     finally:
         torch.set_num_threads(threads)
     assert (done.execution.ranks, done.execution.compared["update"]) == (1, 0.0)
+    assert not torch.distributed.is_initialized()  # its groups are gone with the work
 
 
 def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):

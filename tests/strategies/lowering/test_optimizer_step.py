@@ -24,8 +24,9 @@ ADAM = 2 * (4 + 4 + 4)  # master and two moments, read and written
         ({"gradients": "fp32"}, [("gradient norm", 4), ("adam", 4 + ADAM), ("parameter copy", 4 + 2), ("gradient zeroing", 4)]),
         (
             {"precision": "fp32", "optimizer": "sgd", "kernels": "torch", "fused_optimizer": False, "set_to_none": False},
-            [("gradient norm", 4), ("sgd update", 4 + 4 + 4), ("gradient zeroing", 4)],
+            [("gradient norm", 4), ("gradient clipping", 4 + 4), ("sgd update", 4 + 4 + 4), ("gradient zeroing", 4)],
         ),
+        ({"precision": "fp32", "kernels": "compiled", "clip_gradients": False}, [("adam", 4 + ADAM)]),
     ],
 )
 def test_bytes_of_an_update(plan: dict[str, Any], kernels: list[tuple[str, int]]) -> None:
