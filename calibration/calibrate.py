@@ -7,7 +7,7 @@ this; rank 0 alone keeps the journal, fits and writes.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,11 @@ from calibration.launch.launcher import is_root, under_launcher
 from calibration.launch.place import RankError, available_cores, crowded, find_device
 from calibration.launch.ranks import launch
 from calibration.machine import catalogue_cluster, catalogue_gpu, describe, own_cluster
+from calibration.measure.grid import grid
+from calibration.measure.interference import LIMIT
 from calibration.measure.layer_check import CHECKED, FITTED, checks
 from calibration.request import NEEDED, Request, Result, check, check_parts, ranks_of
-from calibration.samples import Journal, Merged, Sample, between_rounds, merge
+from calibration.samples import Journal, Key, Merged, Sample, between_rounds, merge
 from sim.pricing.prices import Profile
 from sim.pricing.profile_file import described, signed, verified, yaml_text
 from sim.pricing.shipped import load_profile, profile_for
@@ -32,17 +34,28 @@ from topologies.reading import UserError, build, parse_yaml
 
 UNSTEADY = 0.06  # part by which rounds of the same layers may differ before it is said
 POOR, AGAIN = 0.1, 2  # median error of what was kept out, beyond which a part is measured again; so often at most
+DISTURBED = 0.1  # of a part's cases that others disturbed in every round, beyond which these are measured again, as often
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 Hear = Callable[[dict[str, Any]], None]
 
 
 def calibrate(request: Request, hear: Hear) -> Result | None:
     """Measure and fit; parts whose prices are off by more than POOR where they were kept out of the fit are measured again, AGAIN
-    times at most, and said to be poor if that does not help. None on ranks other than 0; raises as `measure` does.
+    times at most, and said to be poor if that does not help; before that, but for a quick look, what others disturbed. None on
+    ranks other than 0; raises as `measure` does.
     """
     measured = measure(request, hear)
     if measured is None:
         return None
+    for extra in range(1, AGAIN + 1):
+        disturbed = {} if request.quick or under_launcher() else _disturbed(measured[1])
+        if not disturbed:
+            break
+        said = ", ".join(f"{part} {len(keys)}" for part, keys in disturbed.items())
+        hear({"note": f"others used the machine in every round of some cases ({said}): these are measured once more"})
+        again = measure(replace(request, parts=tuple(disturbed)), hear, extra, set().union(*disturbed.values()))
+        assert again is not None
+        measured = again
     result = fit(request, *measured)
     for extra in range(1, AGAIN + 1):
         poor = _poor(result)
@@ -67,9 +80,20 @@ def _poor(result: Result) -> dict[str, float]:
     return {part: value for part, value in found.items() if value is not None and value > POOR}
 
 
-def measure(request: Request, hear: Hear, extra: int = 0) -> tuple[dict[str, Any], list[Sample]] | None:
+def _disturbed(samples: Sequence[Sample]) -> dict[str, set[Key]]:
+    """By part, the cases that were never measured undisturbed, where they are more than DISTURBED of all."""
+    calm, every = {sample.key for sample in samples if sample.foreign <= LIMIT}, dict[str, set[Key]]()
+    for sample in samples:
+        every.setdefault(sample.part, set()).add(sample.key)
+    left = {part: keys - calm for part, keys in every.items()}
+    return {part: keys for part, keys in left.items() if len(keys) > DISTURBED * len(every[part])}
+
+
+def measure(
+    request: Request, hear: Hear, extra: int = 0, only: Collection[Key] | None = None
+) -> tuple[dict[str, Any], list[Sample]] | None:
     """The journal's head and all samples; None on ranks other than 0. hear: what the session tells; extra: rounds beyond those
-    of the grid. Raises UserError, and KeyboardInterrupt when the user does; samples are kept.
+    of the grid; only: cases of these. Raises UserError, and KeyboardInterrupt when the user does; samples are kept.
     """
     check(request)
     device = find_device()
@@ -92,8 +116,12 @@ def measure(request: Request, hear: Hear, extra: int = 0) -> tuple[dict[str, Any
 
     if why := crowded(ranks, device):
         hear({"note": why})
+    done = journal.done()
+    if only is not None:
+        rounds = grid(device, request.quick).rounds + extra
+        done |= {(number, key) for _, key in done if key not in only for number in range(rounds)}
     with _kept(journal):
-        launch(session, ranks, *arguments, sorted(journal.done(), key=repr), request.largest, extra, device=device, hear=keep)
+        launch(session, ranks, *arguments, sorted(done, key=repr), request.largest, extra, device=device, hear=keep)
     return journal.head, journal.samples
 
 

@@ -112,17 +112,21 @@ def probes(grid: Grid, among: Iterable[Group], room: float, narrow: bool = False
             run = _timed("all_reduce", size, group, 0, grid.side, torch.float16)
             result.append(Probe("collective", sums | {"dtype": "fp16"}, run, rounds=10))
         for operation in OPERATIONS:
-            if operation == "send" and group.size != 2:
-                continue
+            members, nodes = group.size, group.nodes
+            if operation == "send":
+                odd = group.size % 2 == 1 and group.nodes in (1, group.size)
+                if group.size < 2 or (group.size > 2 and not odd):
+                    continue  # its pairs are in another layout
+                members, nodes = 2, min(2, group.nodes)  # of an odd number the others look on
             sizes = [4 * group.size] if operation == "barrier" else [size for size in grid.sizes if 4 * size <= room]
             sizes = sizes if operation in USUAL else sizes[::-1][:: grid.rare][::-1]
             for size in sizes:
-                whole = max(1, size // (4 * group.size)) * 4 * group.size  # bytes: a multiple of fp32 elements and members
+                whole = max(1, size // (4 * members)) * 4 * members  # bytes: a multiple of fp32 elements and members
                 case: dict[str, str | float] = {
                     "operation": operation,
                     "bytes": 0.0 if operation == "barrier" else float(whole),
-                    "ranks": group.size,
-                    "nodes": group.nodes,
+                    "ranks": members,
+                    "nodes": nodes,
                 }
                 often = grid.repeated * (OFTEN if size < SMALL else 1)
                 for context in contexts:
@@ -217,6 +221,8 @@ def _rooted(operation: str, whole: Tensor, part: Tensor, group: Group) -> Prepar
         return lambda: dist.scatter(part, pieces, root, group=handle), lambda: [part], [1.0]
     if at_root:
         return lambda: dist.send(whole, group.ranks[1], group=handle), lambda: [], []
+    if group.place > 1:
+        return lambda: None, lambda: [], []
     return lambda: dist.recv(whole, root, group=handle), lambda: [whole], [1.0]
 
 

@@ -33,7 +33,8 @@ def measure(
     the memory allows. extra: rounds beyond the grid's. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
     """
     asked = grid(place.device, quick).within(place.compute.precisions())
-    asked = replace(asked, rounds=asked.rounds + extra)
+    usual = asked.rounds
+    asked = replace(asked, rounds=usual + extra)
     bench = Bench(place, asked.budget)
     shared: list[Any] = [set(done)]
     dist.broadcast_object_list(shared)
@@ -44,14 +45,14 @@ def measure(
     session.pressed(parts)
     session.tell(
         {
-            "cases": sum(min(asked.rounds, probe.rounds) for probe in probes),
+            "cases": sum(min(usual, probe.rounds) + extra for probe in probes),
             "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist())),
         }
     )
     for number in range(asked.rounds):
         session.settle()
         for probe in probes:
-            if number < probe.rounds:
+            if number < probe.rounds or number >= usual:
                 session.visit(probe, number)
     return sorted({str(host) for host in bench.host})
 

@@ -102,6 +102,43 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
     assert not any("kept out" in note for note in again.fitted.notes)
 
 
+def test_cases_that_others_disturbed_in_every_round_are_measured_again(
+    calibrated: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
+    calm = [sample.model_copy(update={"foreign": 0.0}) for sample in samples]
+    sends = {sample.key for sample in calm if sample.case.get("operation") == "send"}
+    busy = [sample.model_copy(update={"foreign": 0.2}) if sample.key in sends else sample for sample in calm]
+    once = next(iter(sends))
+    left = [*busy, *(sample.model_copy(update={"round": 5}) for sample in calm if sample.key in sends - {once})]
+    rounds = iter([(head, busy), (head, left)])
+    asked = []
+
+    def measure(request: Request, hear: calibrate.Hear, extra: int = 0, only: Any = None) -> tuple[dict[str, Any], list[Sample]]:
+        asked.append((request.parts, extra, only))
+        return next(rounds)
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    monkeypatch.setattr(calibrate, "POOR", 1e9)
+    monkeypatch.setattr(calibrate, "DISTURBED", 1 / len({sample.key for sample in samples if sample.part == "collective"}))
+    heard: list[dict[str, Any]] = []
+    parts = ("gemm", "memory", "collective")
+    calibrate.calibrate(Request(tmp_path / "p.yaml", parts=parts), heard.append)
+    assert asked == [(parts, 0, None), (("collective",), 1, sends)]  # the one that is left is not many
+    assert f"(collective {len(sends)}): these are measured once more" in heard[0]["note"]
+
+
+def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+    journal = tmp_path / "mine.samples.jsonl"
+    journal.write_bytes(calibrated[0].with_suffix(".samples.jsonl").read_bytes())
+    _, samples, _ = read_journal(journal)
+    send = next(sample.key for sample in samples if sample.case.get("operation") == "send")
+    request = Request(tmp_path / "mine.yaml", quick=True, ranks=2, parts=("collective",), largest=2048.0)
+    measured = calibrate.measure(request, lambda _: None, -1, {send})
+    assert measured is not None
+    assert [(sample.key, sample.round) for sample in measured[1][len(samples) :]] == [(send, 1)]
+
+
 def test_samples_can_be_fitted_again(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
     path, _ = calibrated
     result = call("calibrate", "--from", str(path.with_suffix(".samples.jsonl")), "--output", str(tmp_path / "again.yaml"))

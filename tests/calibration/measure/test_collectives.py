@@ -60,3 +60,31 @@ def test_groups_inside_nodes_across_and_all(hosts: Sequence[float], groups: list
     assert layouts(hosts) == groups
     for siblings in groups:  # NCCL makes them by splitting the communicator of all, in which each rank must take part
         assert sorted(rank for ranks in siblings for rank in ranks) == list(range(len(hosts)))
+
+
+@pytest.mark.parametrize(
+    ("size", "nodes", "sends"),
+    [(2, 1, (2, 1)), (2, 2, (2, 2)), (3, 1, (2, 1)), (3, 3, (2, 2)), (4, 4, None), (6, 3, None), (9, 3, None)],
+)
+def test_sends_are_of_pairs_also_among_an_odd_number(size: int, nodes: int, sends: tuple[int, int] | None) -> None:
+    """What has pairs in another layout is left to that: of 4 ranks, and of 3 nodes with 2 or 3 ranks."""
+    pytest.importorskip("torch")
+    from calibration.measure import collectives
+    from calibration.measure.grid import grid
+
+    cases = [
+        probe.case
+        for probe in collectives.probes(grid("cpu", True), [collectives.Group(tuple(range(size)), nodes, None, 0)], 2**14)
+    ]
+    found = {(case["ranks"], case["nodes"]) for case in cases if case["operation"] == "send"}
+    assert found == ({sends} if sends else set())
+
+
+def test_whoever_does_not_send_or_receive_looks_on() -> None:
+    pytest.importorskip("torch")
+    from calibration.measure import collectives
+    from calibration.measure.bench import Bench
+
+    bench = Bench(Place(2, 3, 2, "cpu", (), lambda _: None), 0.01)
+    action, result, expected = collectives.prepared("send", 24, collectives.Group((0, 1, 2), 3, None, 2), bench)
+    assert (action(), result(), expected) == (None, [], [])
