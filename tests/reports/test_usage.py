@@ -98,7 +98,7 @@ def test_a_plan_that_is_said_in_part_and_does_not_fit_is_told_of_the_search() ->
 
 def test_a_plan_may_be_its_fields() -> None:
     words = ["simulate", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--json"]
-    inline = CliRunner().invoke(shardyard.main, [*words, "--plan", "{data_parallel: zero1, tp: 2}"])
-    fields = CliRunner().invoke(shardyard.main, [*words, "--set", "plan.data_parallel=zero1", "--set", "plan.tp=2"])
+    inline = CliRunner().invoke(shardyard.main, [*words, "--plan", "{data_parallel: zero1, microbatch: 2}"])
+    fields = CliRunner().invoke(shardyard.main, [*words, "--set", "plan.data_parallel=zero1", "--set", "plan.microbatch=2"])
     assert json.loads(inline.stdout)["step_seconds"] == json.loads(fields.stdout)["step_seconds"]
     assert "--plan: the value is not valid YAML" in CliRunner().invoke(shardyard.main, [*words, "--plan", "{tp: 2"]).output
