@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from topologies.hardware import Gpu
 
 SETTLED = 4  # microbatches of one rank after which each takes as long as the one before
-SETTLING = 0.4  # part of the microbatches that is played at most where they are known to approach a steady state
+SETTLING = 0.5  # part of the microbatches that is played at most where they are known to approach a steady state
 LONG = 2_000  # passes of all ranks from which on a step takes long to play
 WORTHWHILE = 0.3, 0.6  # part of the microbatches that is played at most to find a steady state: of a short step, of a long one
 KEPT = 10_000  # passes up to which programs are kept: they depend on model and plan only, not on cluster and prices

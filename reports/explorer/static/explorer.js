@@ -61,8 +61,9 @@ function failed(message) {
 }
 
 function show(data) {
-  $("#verdict").textContent = data.verdict;
+  $("#verdict").textContent = data.verdict.replace(/(\d) (?=[kMGT%s])/g, "$1\u00a0");  // no number without its unit at the end of a line
   $("#verdict").className = data.fits ? "" : "bad";
+  $("#short").textContent = `${seconds(data.step)}, ${data.fits ? "fits" : "out of memory"}`;
   document.title = `${seconds(data.step)} · shardyard explore`;
   cards($("#cards"), data.cards);
   stack($("#breakdown"), data.breakdown.map(({ name, seconds: time, colour }) => [name, time, colour, `${seconds(time)} (${percent(time / data.step)})`]));

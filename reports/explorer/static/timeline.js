@@ -177,7 +177,7 @@ export class Timeline {
       if (from && !from.moved && this.data) this.picked(this.data.rows[Math.floor(event.offsetY / this.rowHeight)]?.lane);
       from = null;
     });
-    canvas.addEventListener("pointerleave", () => { this.readout.textContent = ""; this.at(null); });
+    canvas.addEventListener("pointerleave", () => this.leave());
     canvas.addEventListener("dblclick", () => this.data && this.look(0, this.data.step));
     canvas.addEventListener("keydown", event => {
       const act = { "+": () => this.zoom(0.7), "=": () => this.zoom(0.7), "-": () => this.zoom(1.4), ArrowLeft: () => this.move(-0.2),
@@ -192,13 +192,20 @@ export class Timeline {
 
   hover(event) {
     const row = this.data.rows[Math.floor(event.offsetY / this.rowHeight)], time = this.time(event.offsetX);
-    if (!row || event.offsetX < this.names) { this.readout.textContent = ""; this.at(null); return; }
+    if (!row || event.offsetX < this.names) { this.leave(); return; }
     const bar = row.passes.find(([start, end]) => start <= time && time <= end);
     const shares = bar ? bar[4].map(([key, value]) => `${this.data.keys[key][0]} ${seconds(value)}`).join(", ") : "idle";
     const moving = Object.entries(row.transfers).filter(([, spans]) => spans.some(([start, end]) => start <= time && time <= end)).map(([axis]) => axis);
     this.readout.textContent = `${row.name} at ${seconds(time)}: ` +
       (bar ? `${bar[2] >= 0 ? `microbatch ${bar[2]}, ` : ""}${seconds(bar[0])} to ${seconds(bar[1])}: ` : "") + shares +
       (moving.length ? ` · beside: ${moving.join(", ")} communication` : "");
+    this.mark(time);
     this.at(time);
+  }
+
+  leave() {
+    this.readout.textContent = "";
+    this.mark(null);
+    this.at(null);
   }
 }
