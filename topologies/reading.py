@@ -19,7 +19,7 @@ from topologies.documents import MalformedError, limits
 
 LONGEST = 2_000  # letters of an error
 TYPING_ERROR = 0.8  # how alike a misspelt name is to the one that is meant, at least
-FEW = 4  # names that are offered in place of one
+FEW = 8  # names that are offered in place of one
 
 
 def on_one_line(text: str, most: int = LONGEST) -> str:
