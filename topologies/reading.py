@@ -18,7 +18,6 @@ from topologies import documents
 from topologies.documents import MalformedError, limits
 
 LONGEST = 2_000  # letters of an error
-TYPING_ERROR = 0.8  # how alike a misspelt name is to the one that is meant, at least
 FEW = 8  # names that are offered in place of one
 
 
@@ -99,12 +98,11 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     import difflib
 
     names, short = {each.casefold(): each for each in sorted(known)}, name[: 2 * limits.KEY].casefold()
-    close = difflib.get_close_matches(short, names, n=1, cutoff=max(cutoff, TYPING_ERROR))
-    whole = [] if close else [each for each in names.values() if part_of(short, each)]
+    whole = [each for each in names.values() if part_of(short, each)] if short not in names else []
     if 0 < len(whole) <= FEW:
         quoted = [f"'{each}'" for each in whole]
         return f"; did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)}?"
-    close = close or difflib.get_close_matches(short, names, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(short, names, n=1, cutoff=cutoff)
     return f"; did you mean '{names[close[0]]}'?" if close else f"; known: {', '.join(names.values())}"
 
 
