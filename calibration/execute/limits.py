@@ -326,7 +326,7 @@ def _of_fields(job: Job) -> Iterator[str]:
     if plan.algorithm != "auto":
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
     if plan.pp > 1 and not plan.overlap_p2p:
-        yield "overlap_p2p=false: PyTorch's pipeline sends never hold up compute"
+        yield "overlap_p2p=false: which sends hold up compute is up to PyTorch's schedules"
     if plan.offload is not None:
         yield "offload: FSDP2 offloads parameters, gradients and states together, and cores have no other memory to offload to"
     for field in sorted(set(type(plan).model_fields) - EXECUTED - (traced.FIELDS if own else set())):

@@ -40,6 +40,8 @@ class KernelSet:
     compiled: ClassVar[bool] = False  # torch.compile launches the kernels, and fuses sums of gradients with what reads them
     prefetches_backward: ClassVar[bool] = False  # zero3: a backward pass gathers one part ahead, even without overlap (FSDP2)
     pipeline_buffers: ClassVar[bool] = False  # pipeline stages hold buffers for what they receive
+    asks_late: ClassVar[frozenset[str]] = frozenset()  # schedules whose receives begin when the pass before them is over
+    waits_for_sends: ClassVar[frozenset[str]] = frozenset()  # schedules that send and receive at once, and wait for both
 
     accumulates_in_products: ClassVar[bool] = False  # products accumulate weight gradients (gradient accumulation fusion)
     beside_products: ClassVar[Literal["none", "weight_gradient", "pieces"]] = "none"  # the default of plan.overlap_tp

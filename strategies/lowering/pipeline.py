@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import zip_longest
 
 from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
 from strategies.data_parallel.hook import Hook
@@ -26,6 +27,7 @@ class Flow:
     stages: dict[int, Stage]
     waits: list[tuple[Op, Key]] = field(default_factory=list)
     results: dict[Key, Ref] = field(default_factory=dict)  # the transfer, or on the same rank the pass, that makes them available
+    asked: dict[Key, Ref] = field(default_factory=dict)  # the pass after which the receiver asks for a result, where it asks late
     ended: dict[int, Ref] = field(default_factory=dict)  # the latest backward pass of a stage
     pairs: dict[tuple[int, int, str], Block] = field(default_factory=dict)
 
@@ -38,7 +40,13 @@ class Flow:
         """Let passes wait for the results that they need."""
         for op, key in self.waits:
             op.after = (*op.after, self.results[key])
+        for key, before in self.asked.items():
+            rank, number = self.results[key]
+            if rank != before.cohort:
+                sending = self.stages[key[1]].cohort.ops[number]
+                sending.after = (*sending.after, before)
         self.waits.clear()
+        self.asked.clear()
 
 
 class Passes:
@@ -58,12 +66,15 @@ class Passes:
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
         plan = self.plan
         self.every = 1 if flow.schedule.every_microbatch else plan.microbatches  # backward passes of a chunk between its updates
+        framework = plan.kernel_set if plan.deepspeed is None else None
+        self.asks_late = framework is not None and plan.schedule in framework.asks_late
+        self.waits_for_sends = framework is not None and plan.schedule in framework.waits_for_sends
         self.host_waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
 
     def add(self) -> None:
         """Add every pass, each with the transfer of its result to the next stage."""
         before: tuple[Action, int, Ref] | None = None  # the first pass of a pair
-        for action in self.order:
+        for action, following in zip_longest(self.order, self.order[1:]):
             position = len(self.ops)
             stage, ref, last = self._pass(action)
             if before is not None:
@@ -73,7 +84,7 @@ class Passes:
                 before = action, position, ref
                 continue
             before = None
-            self._send(action, stage, ref)
+            self._send(action, stage, ref, following)
             if self.flow.schedule.versions and action.kind == "B" and last:
                 self.flow.hook.update(stage)
                 stage.reduced.clear()
@@ -90,6 +101,7 @@ class Passes:
         flow, ops, (kind, microbatch, chunk, _) = self.flow, self.ops, action
         stage, position, last = self.mine[chunk], len(ops), False
         held_up, self.held_up = self.held_up, ()
+        before = stage.last_compute() if self.asks_late else None
         if kind == "F":
             ref = flow.hook.forward(stage, microbatch, held_up)
         elif kind == "I":
@@ -105,13 +117,16 @@ class Passes:
                 position += 1
             source = self.near[stage.number, -1 if kind == "F" else 1]
             if source is not None:
-                flow.waits.append((ops[position], ("F" if kind == "F" else "B", source.number, microbatch)))
+                key = "F" if kind == "F" else "B", source.number, microbatch
+                flow.waits.append((ops[position], key))
+                if before is not None:
+                    flow.asked[key] = before
             if self.host_waits:
                 ops[position].held = True
         return stage, ref, last
 
-    def _send(self, action: Action, stage: Stage, ref: Ref) -> None:
-        """Pass the result on."""
+    def _send(self, action: Action, stage: Stage, ref: Ref, following: Action | None = None) -> None:
+        """Pass the result on. following: the next pass, which waits for that where the transfer is one with its receive."""
         if action.kind == "W":
             return
         way = "F" if action.kind == "F" else "B"
@@ -119,7 +134,8 @@ class Passes:
         if sending is not None:
             stream, send = sending
             ref = stage.add(Op(stream, send, (ref,), microbatch=action.microbatch))
-            self.held_up += () if self.plan.overlap_p2p else (ref,)
+            joint = self.waits_for_sends and following is not None and following.kind != action.kind
+            self.held_up += (ref,) if joint or not self.plan.overlap_p2p else ()
         self.flow.results[way, stage.number, action.microbatch] = ref
 
     def _turns(self, first: Action, start: int, ended: Ref, second: Action, position: int, ref: Ref) -> tuple[Ref, Ref]:

@@ -22,6 +22,10 @@ class InPyTorch(KernelSet):
 
     options: PyTorchOptions = PyTorchOptions.model_validate({})
     of_pytorch = True
+    # torch 2.13, distributed/pipelining/schedules.py: ScheduleGPipe and Schedule1F1B ask for what a pass needs right before it,
+    # and the latter sends with that what the pass before has made; the runtime of the others asks as soon as it is on its way
+    asks_late = frozenset({"gpipe", "1f1b"})
+    waits_for_sends = frozenset({"1f1b"})
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)

@@ -33,6 +33,30 @@ def test_a_pass_waits_for_every_result_that_is_sent_to_its_rank(toy_job, schedul
     assert all(any(ref in op.after for op in cohorts[to].ops) for ref, to in sent.items())
 
 
+@pytest.mark.parametrize(
+    ("kernels", "schedule", "asked", "held"),
+    [
+        ("torch", "1f1b", ["backward 0", "backward 1", "backward 2"], ["forward 1", "forward 2", "forward 3"]),
+        ("torch", "gpipe", ["forward 0", "forward 1", "forward 2"], []),
+        ("torch", "naive", [], []),
+        ("megatron", "1f1b", [], []),
+    ],
+)
+def test_pytorch_asks_for_a_result_when_it_needs_it(
+    toy_job, kernels: str, schedule: str, asked: list[str], held: list[str]
+) -> None:
+    """The last of 2 stages: after which of its passes it asks for the activations of microbatches 1, 2, 3, which cannot begin to
+    come before; and which passes wait until the gradients are gone that it sends beside.
+    """
+    job = toy_job(2, 1, model={"tied": False}, pp=2, accumulation=4, schedule=schedule, kernels=kernels)
+    first, last = lower(job.model, job.resolve()).cohorts
+    name = [f"{getattr(op.work, 'name', 'send')} {op.microbatch}" for op in last.ops]
+    sends = [op for op in first.ops if isinstance(op.work, Send)]
+    assert [name[ref.op] for op in sends for ref in op.after if ref.cohort == 1] == asked
+    passes = [(name[number], ref) for number, op in enumerate(last.ops) if isinstance(op.work, Block) for ref in op.after]
+    assert [mine for mine, ref in passes if ref.cohort == 1 and name[ref.op].startswith("send")] == held
+
+
 def test_a_causal_mask_hides_half_of_attention(toy_job) -> None:
     """QKᵀ and AV of 6 sequences of 32 tokens, 4 layers of 64: 2 · 2·s²·hidden each, and twice that backward."""
     job = toy_job(2, accumulation=3)

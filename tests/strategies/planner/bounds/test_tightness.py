@@ -25,8 +25,8 @@ TABLE = """
  473  473  763  900 | 1000 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: interleaved, chunks: 2, reshard: false
  540  540  592  927 |  865 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: gpipe, gradient_sync: last
  728  728  909 1000 |  856 1000 | 4×2 zero2 pp: 2, accumulation: 4, gradient_sync: last
- 296  296  989 1000 |  907  994 | 8×1 zero3 kernels: torch, accumulation: 2
- 344  344  976 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
+ 296  296  988 1000 |  907  994 | 8×1 zero3 kernels: torch, accumulation: 2
+ 345  345  974 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
  654  536  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
  396  396  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
  529  433  847 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
@@ -42,15 +42,15 @@ TABLE = """
  227  227  745 1000 |  972  972 | 4×2 zero3 accumulation: 2, offload: {optimizer: nvme, parameters: nvme, tile: 5000}
  602  602  853 1000 |  728 1000 | 4×2 zero3 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
  490  429  896 1000 |  928 1000 | 4×2 zero2 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
- 845  845  845 1000 |  676 1000 | 4×2 ddp_powersgd accumulation: 1, kernels: torch
- 449  449  797 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
- 272  272  811 1000 |  709 1000 | 4×2 zero_redundancy_optimizer kernels: torch
+ 849  849  849 1000 |  676 1000 | 4×2 ddp_powersgd accumulation: 1, kernels: torch
+ 458  458  799 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
+ 273  273  812 1000 |  709 1000 | 4×2 zero_redundancy_optimizer kernels: torch
  673  673  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, overlap: false, overlap_p2p: false
  692  693  823  981 | 1000 1000 | 4×2 zero1 pp: 2, schedule: interleaved, chunks: 2, accumulation: 4, overlap: false
  692  692  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, recompute: full, recompute_method: block, recompute_layers: 1
  617  617  654 1000 | 1000 1000 | 4×2 zero1 pp: 2, layers_per_stage: [0, 6], accumulation: 3
  571  571  821  917 | 1000 1000 | 2×2 ddp pp: 2, accumulation: 3, tied: true, gradients: fp32
- 331  331  974 1000 |  897 1000 | 4×2 zero3 fp8: {scaling: tensorwise, gather: true}, kernels: torch, accumulation: 2
+ 332  332  972 1000 |  897 1000 | 4×2 zero3 fp8: {scaling: tensorwise, gather: true}, kernels: torch, accumulation: 2
 """
 
 
