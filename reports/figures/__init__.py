@@ -243,7 +243,8 @@ def log_ticks(axis: Axis, low: float, high: float, text: Callable[[float], str])
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-    parts = (1, 2, 3, 5, 7) if high < 20 * low else (1, 2, 5) if high < 1e4 * low else (1,)
+    short, some = (1, 1.5, 2, 3, 4, 5, 6, 7, 8), (1, 2, 3, 5, 7)
+    parts = short if high < 4 * low else some if high < 20 * low else (1, 2, 5) if high < 1e4 * low else (1,)
     axis.set_major_locator(LogLocator(subs=parts, numticks=12))
     axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
     axis.set_minor_formatter(NullFormatter())

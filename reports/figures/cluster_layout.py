@@ -15,7 +15,8 @@ from topologies.overview import Shape
 Place = tuple[float, float]
 Near = Mapping[int, set[int]]  # joint -> joints at the other end of its links
 _INSIDE = {"pcie", "host"}
-_ROW = 1.5  # height
+_ROW, _WIDE = 1.5, 30  # height of a row; GPUs beside each other from which on rows of the fabric are twice as high
+_APART = 0.6  # of the places over which switches could be spread evenly, at least: those of a rail are all in the middle
 
 
 class Layout(NamedTuple):
@@ -78,10 +79,11 @@ class _Rows:
         joints = range(len(self.form.joints))
         labels = [self._label(joint) for joint in joints]
         captions: list[tuple[Place, str]] = [((-1.3, 0.0), "GPU")]
+        steeper = _ROW * min(2.0, len(self.gpus) / _WIDE)  # where links of the fabric go far
         for row in sorted(set(self.row.values()) - {0}, key=abs):
             members = [joint for joint in joints if self.row.get(joint) == row]
             apart = 1.0 if all(labels[joint].isdigit() for joint in members) else 2.2
-            _spread(places, members, self.near, row * _ROW, apart)
+            _spread(places, members, self.near, row * _ROW + max(0, row - self.top) * steeper, apart)
             if any(labels[joint].isdigit() for joint in members):
                 captions.append(((min(places[joint][0] for joint in members) - 1.3, row * _ROW), "NIC"))
         return Layout([places[joint] for joint in joints], labels, tuple(captions))
@@ -116,8 +118,13 @@ def _distances(start: Iterable[int], near: Near, blocked: Collection[int]) -> di
 
 
 def _spread(places: dict[int, Place], row: list[int], near: Near, y: float, apart: float) -> None:
-    """Every joint of a row at the middle of what it is joined to, but no two of them closer than `apart`."""
+    """Every joint of a row at the middle of what it is joined to, but no two of them closer than `apart`, or over the width of
+    all that they are joined to.
+    """
     known = {joint: [places[other][0] for other in near[joint] if other in places] for joint in row}
+    below = [x for xs in known.values() for x in xs]
+    if below:
+        apart = max(apart, _APART * (max(below) - min(below)) / len(row))
     middle = {joint: sum(xs) / max(1, len(xs)) for joint, xs in known.items()}
     order = sorted(row, key=lambda joint: (middle[joint], joint))
     xs: list[float] = []

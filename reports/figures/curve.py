@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+LABELLED = 12  # points of the only line, up to which each has its number
+
+
 class Curve(NamedTuple):
     """Lines of (value of the field, tokens/s/GPU, whether it fits) by plan."""
 
@@ -37,14 +40,21 @@ def curve(data: Curve) -> Figure:
     if any(not fits for points in data.lines.values() for *_, fits in points):
         ax.plot([], [], "o", color=WHITE, markeredgecolor=DARK, label="out of memory")
     highest = max(y for points in data.lines.values() for _, y, _ in points)
+    if len(data.lines) == 1 and len(points) <= LABELLED:
+        for x, y, _ in points:
+            ax.annotate(_number(y, highest), (x, y), (0, 7), textcoords="offset points", ha="center", fontsize=8.5, color=DARK)
     ax.set_title(f"{data.label} over {data.field}")
     ax.set(xlabel=data.field, ylabel=data.label, ylim=(0, 1.12 * highest))
-    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: digits(y) if highest < 10 else f"{y:,.0f}"))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda y, _: _number(y, highest)))
     _values(ax, sorted({x for points in data.lines.values() for x, _, _ in points}))
     ax.grid(axis="y", alpha=0.3)
     if len(ax.get_legend_handles_labels()[1]) > 1:
         ax.legend(loc="lower left")
     return drawn
+
+
+def _number(value: float, highest: float) -> str:
+    return digits(value) if highest < 10 else f"{value:,.0f}"
 
 
 def _values(ax: Axes, values: list[float]) -> None:

@@ -35,6 +35,7 @@ def staleness(answers: Mapping[str, Answer]) -> Figure:
         below = accumulate(100 * counts.get(value, 0) / sum(counts.values()) for value in span)
         right.step([-0.5, *span, span[-1] + 0.5], [0, *below, 100], where="post", color=colour, linewidth=1.8, label=name)
     left.set_xticks(range(len(answers)), names)
+    left.set_xlim(min(-0.5, len(answers) / 2 - 1.5), max(len(answers) - 0.5, len(answers) / 2 + 0.5))
     left.set(ylabel="gradients per second, all workers")
     left.set_title("Dashed: what the servers let through at most", fontsize=10)
     right.set(xlabel="updates that a gradient missed", ylabel="gradients that missed at most so many (%)", ylim=(0, 103))

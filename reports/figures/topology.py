@@ -41,12 +41,13 @@ def topology(cluster: Cluster) -> Figure:
     joints(ax, form, layout)
     named = [(f"{kind} {digits(rate / 1e9)} GB/s", LINKS[kind], width) for kind, rate, width in used]
     handles = [Line2D([], [], color=colour, linewidth=width, label=label) for label, colour, width in named]
-    drawn.legend(handles=handles, loc="outside lower center", ncols=min(5, max(1, len(handles))), fontsize=9)
+    large = max(9.0, 9 * drawn.get_figwidth() / 14)  # a wide drawing is shown smaller
+    drawn.legend(handles=handles, loc="outside lower center", ncols=min(5, max(1, len(handles))), fontsize=large)
     groups = [
         (f"{group.count} nodes of " if group.count > 1 else "") + f"{len(group.gpus)} {group.node.gpu.name}"
         for group in cluster.groups
     ]
-    ax.set_title(f"{cluster.name}: {', '.join(groups)}")
+    ax.set_title(f"{cluster.name}: {', '.join(groups)}", fontsize=large + 1)
     return drawn
 
 

@@ -45,7 +45,8 @@ def traffic(timeline: Timeline) -> Figure:
         image = ax.imshow(np.ma.masked_equal(sent, 0), cmap="cividis", norm=shades, interpolation="none")
         bar = drawn.colorbar(image, ax=ax, label="GB in a step")
         ends = shades.vmin or least, shades.vmax or most
-        ticks = [times * 10.0**power for power in range(-9, 7) for times in (1, 2, 5)]
+        parts = (1, 2, 5) if ends[1] > 10 * ends[0] else (1, 1.5, 2, 3, 4, 5, 6, 7, 8)
+        ticks = [times * 10.0**power for power in range(-9, 7) for times in parts]
         bar.set_ticks(plain := [tick for tick in ticks if ends[0] <= tick <= ends[1]] or [most], labels=[f"{t:g}" for t in plain])
         bar.ax.minorticks_off()
     for end in edges if len(edges) <= 40 else ():
