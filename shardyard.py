@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from reports.api.decide import advise, budget, buy, compare, plan, whatif
-    from reports.api.look import checkpoint, explain, export, figures, memory, run, sensitivity, trace, variability
+    from reports.api.look import checkpoint, explain, export, figures, memory, report, run, sensitivity, trace, variability
+    from reports.api.machine import calibrate, execute, validate
     from reports.api.parts import collective, loop, ranks, schedule, server, straggler, teach, topology
     from reports.api.result import Result
     from reports.api.step import predict
@@ -48,10 +49,12 @@ __all__ = [
     "advise",
     "budget",
     "buy",
+    "calibrate",
     "checkpoint",
     "collective",
     "compare",
     "describe",
+    "execute",
     "explain",
     "export",
     "figures",
@@ -62,6 +65,7 @@ __all__ = [
     "predict",
     "ranks",
     "read_job",
+    "report",
     "run",
     "run_days",
     "schedule",
@@ -74,6 +78,7 @@ __all__ = [
     "together",
     "topology",
     "trace",
+    "validate",
     "variability",
     "whatif",
 ]
@@ -87,10 +92,12 @@ _LAZY = {
     "advise": "reports.api.decide",
     "budget": "reports.api.decide",
     "buy": "reports.api.decide",
+    "calibrate": "reports.api.machine",
     "checkpoint": "reports.api.look",
     "collective": "reports.api.parts",
     "compare": "reports.api.decide",
     "describe": "reports.inputs",
+    "execute": "reports.api.machine",
     "explain": "reports.api.look",
     "export": "reports.api.look",
     "figures": "reports.api.look",
@@ -101,6 +108,7 @@ _LAZY = {
     "predict": "reports.api.step",
     "ranks": "reports.api.parts",
     "read_job": "strategies.read_job",
+    "report": "reports.api.look",
     "run": "reports.api.look",
     "run_days": "strategies.resilience.runs",
     "schedule": "reports.api.parts",
@@ -113,6 +121,7 @@ _LAZY = {
     "together": "strategies.together",
     "topology": "reports.api.parts",
     "trace": "reports.api.look",
+    "validate": "reports.api.machine",
     "variability": "reports.api.look",
     "whatif": "reports.api.decide",
 }

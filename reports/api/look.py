@@ -1,13 +1,14 @@
-"""`run`, `memory`, `checkpoint`, `sensitivity`, `variability`, `trace`, `export`, `explain` and the figures as functions."""
+"""`run`, `report`, `memory`, `checkpoint`, `sensitivity`, `variability`, `trace`, `export`, `explain`, figures as functions."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.api import TRACES
-from reports.api.jobs import Asked, job_of
+from reports.api import PARTS, TRACES
+from reports.api.jobs import Asked, engine_of, job_of, reader
 from reports.api.result import Result
 from reports.formatting import percent
 from topologies.reading import UserError, nearest
@@ -43,6 +44,43 @@ def run(
         f"{asked.name}: {answer.tokens.mean:.3g} tokens in {answer.days.mean:.3g} days, goodput {percent(answer.goodput.mean)}"
     )
     return Result(title, plain, ("quantity", "mean", "low", "high"), None, "", answer)
+
+
+def report(
+    job: Asked,
+    folder: str | Path,
+    *,
+    without: Collection[str] = (),
+    tokens: float | None = None,
+    price: float | None = None,
+    formats: Sequence[str] = ("png",),
+    workers: int | None = None,
+) -> list[Path]:
+    """Write a page with everything about a job, and the files beside it; returns them, report.html first. without: parts that
+    are left out (runs, scaling, clusters, sensitivity, published); formats: of figures, png and svg. Raises UserError.
+    """
+    from reports.inputs import describe
+    from reports.page.job_report import Wanted
+    from reports.page.job_report import report as parts_of
+    from reports.page.page import write_report
+    from strategies.planner.fixes import fixes
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict, simulate
+    from topologies.costs import rates
+
+    for part in without:
+        if part not in PARTS:
+            raise UserError(f"without: unknown part '{part}'{nearest(part, PARTS)}")
+    asked = job_of(job)
+    timeline = simulate(asked)
+    summary = with_interval(asked, predict(asked, whole=timeline), timeline)
+    inputs = describe(asked)
+    if not summary.fits:
+        inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
+    wanted = Wanted(rates(asked.cluster.node.gpu, price), tokens, price, frozenset(without))
+    with engine_of(workers) as runs:
+        page = parts_of(asked, reader(asked), timeline, summary, inputs, wanted, runs, lambda _: None)
+    return write_report(Path(folder), page, formats)
 
 
 def memory(job: Asked) -> ByLayer:

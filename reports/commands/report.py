@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from reports.api import PARTS
 from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, throttled, tokens_of
 from reports.terminal import echo, terminal
 
 if TYPE_CHECKING:
     from reports.page.job_report import Wanted
     from strategies.job import Job
-
-PARTS = ("runs", "scaling", "clusters", "sensitivity", "published")
 
 
 @click.command("report", epilog="Example: shardyard report --model llama-3.1-8b --cluster dgx-h100 --nodes 2 --output page")

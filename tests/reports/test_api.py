@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
@@ -192,3 +193,32 @@ def test_version_and_types() -> None:
     assert shardyard.__version__ == version("shardyard")
     root = Path(__file__).parents[2]
     assert all((root / room / "py.typed").exists() for room in ("topologies", "sim", "strategies", "calibration", "reports"))
+
+
+def test_commands_have_functions_of_their_names() -> None:
+    """But for those that serve until they are stopped, and `list`, which is a function of Python."""
+    context = click.Context(shardyard.main)
+    assert {name for name in shardyard.main.list_commands(context) if not hasattr(shardyard, name)} == {"explore", "list", "mcp"}
+
+
+def test_report(job: shardyard.Job, tmp_path: Path) -> None:
+    paths = shardyard.report(job, tmp_path / "page", without=("runs", "scaling", "clusters", "sensitivity", "published"))
+    assert paths[0].name == "report.html"
+    assert all(path.exists() for path in paths)
+    with pytest.raises(UserError, match="unknown part 'scalin'; did you mean 'scaling'"):
+        shardyard.report(job, tmp_path, without=("scalin",))
+
+
+def test_validate_published() -> None:
+    answer = shardyard.validate(published=True, sources=("korthikanti-2022",))
+    errors = [row["error"] for row in answer if row["error"] is not None]
+    assert len(errors) == 9
+    assert max(map(abs, errors)) < 0.1
+    assert answer.frame()["row"].is_unique
+
+
+def test_calibrate_reads_logs(tmp_path: Path) -> None:
+    log = Path(__file__).parents[1] / "data/nccl/all_reduce_2x8.log"
+    answer = shardyard.calibrate(tmp_path / "mine.yaml", cluster="dgx-h100", logs=[log])
+    assert answer is not None
+    assert (tmp_path / "mine.yaml") in answer.files
