@@ -92,7 +92,7 @@ def _text(path: Path) -> _Read:
             gpus += [match[3].strip()] if match[3] else []
         elif match := _NAME.match(line):
             name = _operation(match[1])
-        elif line.startswith("rccl-tests:"):  # its version, in AMD's fork
+        elif line.startswith(("rccl-tests:", "NCCL version")):  # AMD's fork says its own, NCCL_DEBUG=VERSION the library's
             continue
         elif line.lstrip().startswith("#"):
             width = 8 if "i_min" in line else width

@@ -40,7 +40,7 @@ def calibration(data: Fitted) -> Figure:
 
     kernels = [part for part in KERNELS if data.points.get(part)]
     collectives = _by_name(point for point in data.points.get("links", ()) if point.bytes > 0)  # a barrier has no size
-    operations = list(dict.fromkeys(name.rpartition(" ")[0] for name in collectives))
+    operations = list(dict.fromkeys(name.partition(" ")[0] for name in collectives))
     heights = [2.9] * bool(kernels) + [0.7 + 1.75 * -(-len(operations) // COLUMNS)] * bool(operations)
     drawn = Figure(figsize=(9, 0.6 + sum(heights)), layout="constrained")
     parts = list(drawn.subfigures(len(heights), 1, height_ratios=heights, squeeze=False)[:, 0]) if heights else []
@@ -109,24 +109,28 @@ def _collectives(
     series: Mapping[str, Sequence[Point]],
     alone: Mapping[str, list[tuple[float, float]]],
 ) -> None:
-    """Times in a step by the size of the buffer, measured and predicted, and those back to back; a colour per number of ranks."""
-    ranks = sorted({int(name.rpartition(" ")[2]) for name in series})
-    of = f" of {plural(ranks[0], 'rank')}" if len(ranks) == 1 else ""
+    """Times in a step by the size of the buffer, measured and predicted, and those back to back; a colour for ranks (and
+    nodes): "all_reduce 16 on 2 nodes" is 16 of them.
+    """
+    groups = sorted({name.partition(" ")[2] for name in series}, key=lambda group: (int(group.split()[0]), group))
+    labels = [f"{plural(int(group.split()[0]), 'rank')}{group.removeprefix(group.split()[0])}" for group in groups]
+    of = f" of {labels[0]}" if len(groups) == 1 else ""
     part.suptitle(f"Collectives{of}: time by size of the full buffer", x=0.01, ha="left", fontsize=11)
-    every = list(part.subplots(-(-len(operations) // COLUMNS), COLUMNS, sharex=True, sharey=True, squeeze=False).flat)
+    columns = min(COLUMNS, len(operations))
+    every = list(part.subplots(-(-len(operations) // columns), columns, sharex=True, sharey=True, squeeze=False).flat)
     for axes, operation in zip(every, operations, strict=False):
-        for number, members in enumerate(ranks):
-            if own := series.get(name := f"{operation} {members}"):
-                _times(axes, own, alone.get(name, []), _COLOURS[number % 8], plural(members, "rank"))
+        for number, (group, label) in enumerate(zip(groups, labels, strict=True)):
+            if own := series.get(name := f"{operation} {group}"):
+                _times(axes, own, alone.get(name, []), _COLOURS[number % 8], label)
         axes.set(xscale="log", yscale="log")
         axes.set_title(operation, fontsize=10)
         axes.grid(alpha=0.3)
     low, high = every[0].get_ylim()
     log_ticks(every[0].yaxis, low, high, seconds)
     _few_ticks(every[0].xaxis, every[0].get_xlim(), size)
-    if len(ranks) > 1:
+    if len(groups) > 1:
         every[0].legend(fontsize=8, loc="upper left")
-    for axes in every[max(0, len(operations) - COLUMNS) : len(operations)]:
+    for axes in every[len(operations) - columns : len(operations)]:
         axes.tick_params(labelbottom=True)
     for axes in every[len(operations) :]:
         axes.remove()
@@ -156,11 +160,11 @@ def _handles(data: Fitted) -> list[object]:
 
     collectives = [
         Line2D([], [], color=DARK, linewidth=1.2, label="predicted, in a step"),
-        Line2D([], [], color=DARK, linewidth=0.9, linestyle="--", label="measured, back to back"),
+        *[Line2D([], [], color=DARK, linewidth=0.9, linestyle="--", label="measured, back to back")] * bool(data.alone),
     ] * bool(data.points.get("links"))
     return [
         Line2D([], [], **_DOT, label="measured, fitted to"),
         Line2D([], [], **_DOT, markerfacecolor="none", label="measured, kept out of the fit"),
         *collectives,
-        Line2D([], [], **(_DOT | {"marker": "^"}), label="beyond the axis"),
+        *[Line2D([], [], **(_DOT | {"marker": "^"}), label="beyond the axis")] * any(data.points.get(part) for part in KERNELS),
     ]
