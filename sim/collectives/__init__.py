@@ -136,9 +136,9 @@ class Schedule:
 
     def sent(self, members: int, turned: int = 1) -> NDArray[np.float64]:
         """Fraction of S that each member sends, shape (members,). turned: the schedule is one of so many turns (`Place`)."""
-        total = np.zeros(members)
-        for phase in self.phases:
-            total += np.bincount(phase.source, phase.amounts, minlength=members)[:members] * float(phase.times)
+        source = np.concatenate([phase.source for phase in self.phases] or [np.empty(0, np.int64)])
+        chunks = np.concatenate([phase.amounts * phase.times for phase in self.phases] or [source])
+        total = np.bincount(source, chunks, minlength=members)[:members]
         return np.repeat(total.reshape(-1, turned).sum(axis=1), turned) / self.chunks
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
@@ -22,7 +23,7 @@ def all_reduce(place: Place) -> Schedule:
     even = place.even()
     if even is None:  # one pair of trees
         nodes = place.per_node()
-        return Schedule(2, _up_and_down(np.stack([_uneven(nodes, tree, place.size) for tree in double_tree(len(nodes))])), PIECES)
+        return Schedule(2, _up_and_down([_uneven(nodes, tree, place.size) for tree in double_tree(len(nodes))]), PIECES)
     channels = even.shape[1] if len(even) > 1 else 1
     order = place.crossing(even.shape[1])
     chains = [np.roll(even, -channel, axis=1)[:, order] for channel in range(1 if place.turned else channels)]
@@ -34,13 +35,21 @@ def trees(channels: Sequence[Ids], members: int) -> tuple[Phase, ...]:
 
     Tree t of channel c moves chunk 2·c + t.
     """
-    return _up_and_down(np.stack([_joined(nodes, tree, members) for nodes in channels for tree in double_tree(len(nodes))]))
+    return _up_and_down([_joined(nodes, tree, members) for nodes in channels for tree in double_tree(len(nodes))])
 
 
-def _up_and_down(parents: Ids) -> tuple[Phase, ...]:
-    depth = _depth(parents)
-    order, levels = np.argsort(depth.ravel(), kind="stable"), []
-    ends = np.cumsum(np.bincount(depth.ravel()))
+class _Tree(NamedTuple):
+    """The parent of each member, −1 of the root, and its hops to the root."""
+
+    parent: Ids
+    depth: Ids
+
+
+def _up_and_down(trees: Sequence[_Tree]) -> tuple[Phase, ...]:
+    parents, depth = (np.stack(part) for part in zip(*trees, strict=True))
+    depth = depth.astype(np.uint16).ravel()  # numpy sorts so short numbers by counting
+    order, levels = np.argsort(depth, kind="stable"), []
+    ends = np.cumsum(np.bincount(depth))
     for first, end in pairwise(ends.tolist()):
         tree, child = np.divmod(order[first:end], parents.shape[1])
         levels.append(together(parents[tree, child], child, tree, channel=tree))
@@ -65,30 +74,30 @@ def double_tree(n: int) -> tuple[Ids, Ids]:
     return first, second
 
 
-def _joined(nodes: Ids, tree: Ids, members: int) -> Ids:
-    """Parents of all members: the first of each node along `tree`, the others each after the one before."""
-    parents = np.full(members, -1)
+def _joined(nodes: Ids, tree: Ids, members: int) -> _Tree:
+    """All members: the first of each node along `tree`, the others each after the one before."""
+    parents, depth = np.full(members, -1), np.zeros(members, np.int64)
     parents[nodes[:, 1:]] = nodes[:, :-1]
     parents[nodes[:, 0]] = np.where(tree >= 0, nodes[tree, 0], -1)
-    return parents
+    depth[nodes] = _depth(tree)[:, None] + np.arange(nodes.shape[1])
+    return _Tree(parents, depth)
 
 
-def _uneven(nodes: list[list[int]], tree: Ids, members: int) -> Ids:
+def _uneven(nodes: list[list[int]], tree: Ids, members: int) -> _Tree:
     """The same of nodes with different numbers of members."""
-    parents = np.full(members, -1)
-    for number, node in enumerate(nodes):
+    parents, depth = np.full(members, -1), np.zeros(members, np.int64)
+    for node, parent, hops in zip(nodes, tree.tolist(), _depth(tree).tolist(), strict=True):
         parents[node[1:]] = node[:-1]
-        parents[node[0]] = nodes[tree[number]][0] if tree[number] >= 0 else -1
-    return parents
+        parents[node[0]] = nodes[parent][0] if parent >= 0 else -1
+        depth[node] = hops + np.arange(len(node))
+    return _Tree(parents, depth)
 
 
-def _depth(parents: Ids) -> Ids:
-    """Hops to the root, per tree and member, by doubling."""
-    trees, size = parents.shape
-    beyond = np.full((trees, 1), size)  # above all roots
-    at = np.concatenate([np.where(parents < 0, size, parents), beyond], axis=1)
+def _depth(tree: Ids) -> Ids:
+    """Hops to the root, per node of a tree, by doubling."""
+    size = len(tree)
+    at = np.append(np.where(tree < 0, size, tree), size)  # `size` is above the root
     depth = (at < size).astype(np.int64)
     while (at < size).any():
-        depth = depth + np.take_along_axis(depth, at, axis=1)
-        at = np.take_along_axis(at, at, axis=1)
-    return np.asarray(depth[:, :-1])
+        depth, at = depth + depth[at], at[at]
+    return np.asarray(depth[:-1])

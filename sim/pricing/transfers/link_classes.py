@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.collectives import Ids
+from sim.pricing.transfers.loads import FramedLoad, Load, random_numbers
 from sim.pricing.transfers.path_latency import Floats
 from sim.pricing.transfers.translation import is_periodic, rotation_of
 from sim.pricing.transfers.wiring import Stretch
@@ -57,17 +58,47 @@ def link_classes(topology: Topology, laid: Sequence[Laid]) -> LinkClasses:
     laid, turned = _turned(topology, laid)
     frames, size = _frames(topology, laid)
     patterns = _Patterns(topology, frames, turned)
-    has = [[(frame + shift // size, pattern) for frame, pattern in patterns.of(stretch)] for stretch, shift in laid]
+    frame, times, has = _distinct([patterns.of(stretch).shifted(shift // size) for stretch, shift in laid])
     first, count, flows = patterns.classes()
-    used = np.zeros((1 + max((frame for each in has for frame, _ in each), default=0), len(first)), dtype=bool)
-    for frame, pattern in {pair for each in has for pair in each}:
-        used[frame] |= flows[pattern] > 0
+    used = np.zeros((len(frame), len(first)), dtype=bool)
+    for at, pattern in {pair for each in has for pair in each}:
+        used[at] |= flows[pattern] > 0
     where, sort = np.nonzero(used)
-    example = frames.link(where, first[sort])
+    example = frames.link(frame[where], first[sort])
     order = np.argsort(example)
     number = np.empty(used.shape, np.int64)
     number[where[order], sort[order]] = np.arange(len(order))
-    return LinkClasses(example[order], count[sort[order]], [_crossing(each, number, flows) for each in has])
+    size_of = (count[sort] * times[where])[order]
+    return LinkClasses(example[order], size_of, [_crossing(each, number, flows) for each in has])
+
+
+class _Has(NamedTuple):
+    """Frames that a stretch is on, and the number of its pattern in each."""
+
+    frame: Ids
+    pattern: Ids
+
+    def shifted(self, frames: int) -> _Has:
+        """The same, so many frames on."""
+        return _Has(self.frame + frames, self.pattern)
+
+
+def _distinct(has: Sequence[_Has]) -> tuple[Ids, Ids, list[list[tuple[int, int]]]]:
+    """Of frames in which all stretches have the same patterns the first one, in order; how many they are; for each stretch which
+    of these frames it is on, by their numbers, and its pattern there.
+    """
+    frames = 1 + max((int(frame.max(initial=0)) for frame, _ in has), default=0)
+    patterns = 1 + max((int(pattern.max(initial=0)) for _, pattern in has), default=0)
+    mark = np.zeros(frames, np.uint64)
+    for (frame, pattern), random in zip(has, random_numbers((len(has), patterns)), strict=True):
+        mark[frame] += random[pattern]
+    _, first, times = np.unique(mark, return_index=True, return_counts=True)
+    order = np.argsort(first)
+    number = np.full(frames, -1)
+    number[first[order]] = np.arange(len(order))
+    kept = [(number[frame], pattern) for frame, pattern in has]
+    pairs = [list(zip(at[at >= 0].tolist(), pattern[at >= 0].tolist(), strict=True)) for at, pattern in kept]
+    return first[order], times[order], pairs
 
 
 def _crossing(has: list[tuple[int, int]], number: Ids, flows: Floats) -> Crossing:
@@ -92,20 +123,23 @@ def _turned(topology: Topology, laid: Sequence[Laid]) -> tuple[Sequence[Laid], R
 
 
 def _standing(rotation: Rotation, stretch: Stretch) -> Stretch:
+    if stretch.turned:
+        return stretch
     stands = rotation.stands(stretch.links)
-    return replace(stretch, links=stretch.links[stands], flows=stretch.flows[stands])
+    return replace(stretch, load=Load(stretch.links[stands], stretch.flows[stands]))
 
 
 def _expanded(rotation: Rotation, stretch: Stretch) -> Stretch:
     if not stretch.turned:
         return stretch
-    links, flows = rotation.expanded(stretch.links, stretch.flows)
-    return replace(stretch, links=links, flows=flows, turned=False)
+    return replace(stretch, load=Load(*rotation.expanded(stretch.links, stretch.flows)), turned=False)
 
 
 def _frames(topology: Topology, laid: Sequence[Laid]) -> tuple[Frames, int]:
-    """Frames as large as the shifts allow, and how many GPUs are in each."""
+    """Frames as large as the shifts allow, and how many GPUs are in each; without shifts those of loads that have frames."""
     size = gcd(*(shift for _, shift in laid))
+    if is_periodic(topology) and not size and any(isinstance(stretch.load, FramedLoad) for stretch, _ in laid):
+        size = topology.period or 0
     if not is_periodic(topology) or not size:
         return Frames([0, topology.links], [topology.links]), 1
     return topology.frames(size // topology.gpus_per_node), size
@@ -119,14 +153,22 @@ class _Patterns:
         self.places: list[Ids] = []
         self.flows: list[Floats] = []
         self._known: dict[bytes, int] = {}
-        self._of: dict[int, list[tuple[int, int]]] = {}
+        self._of: dict[int, _Has] = {}
 
-    def of(self, stretch: Stretch) -> list[tuple[int, int]]:
+    def of(self, stretch: Stretch) -> _Has:
         """The frames that a stretch is on without a shift, and its pattern in each."""
         known = self._of.get(id(stretch))
         if known is None:
-            known = self._of[id(stretch)] = list(self._split(stretch))
+            known = self._of[id(stretch)] = self._has(stretch)
         return known
+
+    def _has(self, stretch: Stretch) -> _Has:
+        load = stretch.load
+        if isinstance(load, FramedLoad) and load.frames.size == self.frames.size:
+            numbers = np.array([self._add(places, flows) for places, flows in load.patterns], dtype=np.int64)
+            return _Has(load.frame, numbers[load.pattern])
+        pairs = np.array(list(self._split(stretch)), dtype=np.int64)
+        return _Has(pairs[:, 0], pairs[:, 1])
 
     def _split(self, stretch: Stretch) -> Iterator[tuple[int, int]]:
         links, flows = stretch.links, stretch.flows
@@ -181,7 +223,7 @@ def fingerprints(topology: Topology, links: Ids, crossings: Sequence[tuple[Ids, 
 
     A random number per demand makes the sum over a link's demands its fingerprint; 64 bits over some 10⁵ links never meet.
     """
-    random = np.random.default_rng(0).integers(1, 2**63, size=len(crossings) + 2, dtype=np.uint64)
+    random = random_numbers(len(crossings) + 2)
     load = np.zeros(len(links), np.uint64)
     for number, (at, flows) in enumerate(crossings):
         load[at] += np.rint(flows * _ODD).astype(np.uint64) * random[number]

@@ -16,11 +16,10 @@ from sim.collectives import Ids, NotApplicable, Phase, Place, Schedule, algorith
 from sim.collectives.cycles import MEMBERS, ring_cycles
 from sim.grid import Grid
 from sim.pricing.transfers.aggregation import above
-from sim.pricing.transfers.path_latency import Floats, after, hops_of, slowest, worst
+from sim.pricing.transfers.loads import FramedLoad, Load, on_links, total
+from sim.pricing.transfers.path_latency import Floats, Paths
 from sim.pricing.transfers.traffic import Traffic, first_members, members
 from sim.pricing.transfers.translation import copies, is_turned, original, rotation_of
-from topologies.links.rotation import Rotation
-from topologies.links.sums import summed
 from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
 
@@ -32,25 +31,34 @@ ROOTED = ("broadcast", "reduce", "scatter", "gather")
 class Stretch:
     """A part of a collective during which the same links carry the same share.
 
-    share: fraction of the buffer S that one flow carries; links and flows: how many such flows cross each link (transfers that
+    share: fraction of the buffer S that one flow carries; load: how many such flows cross each link (transfers that
     carry less count as a part of a flow); steps: by how much this stretch lengthens the longest path that data takes: for each
     kind of link, on how many hops it is the outermost (the profile prices its protocol); wire: seconds that links and switches
     themselves add along that path; turned: each link stands for its orbit (`topologies.links.rotation`), whose links are alike.
     """
 
     share: float
-    links: Ids
-    flows: Floats
+    load: Load | FramedLoad
     steps: Floats
     wire: float
     turned: bool = False
+
+    @property
+    def links(self) -> Ids:
+        """Links that are crossed."""
+        return self.load.links
+
+    @property
+    def flows(self) -> Floats:
+        """Flows on each of `links`."""
+        return self.load.flows
 
 
 @lru_cache(maxsize=4096)
 def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     """(ranks, nodes) of the first group."""
     first = first_members(grid, traffic)
-    return len(first), len(set(topology.node_of(first).tolist()))
+    return len(first), len(np.unique(topology.node_of(first)))
 
 
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic, plan: Schedule | None = None) -> Ids:
@@ -201,26 +209,19 @@ def stretches(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[Stretch
     (plan, turned), again = plan_of(topology, grid, traffic), copies(topology, grid, traffic)
     groups, rotation = endpoints(topology, grid, again.first, plan), rotation_of(topology)
     ends = _turned_ends(groups.shape[1], len(first_members(grid, traffic)), rotation.turns if rotation and turned else 1)
+    fold = rotation if turned or again.turned else None
+    laid = [(phase, times, *on_links(topology, groups, phase, again, fold)) for phase, times in _merged(plan)]
     result: list[Stretch] = []
-    loads: list[tuple[Ids, Floats]] = [(np.empty(0, np.int64), np.empty(0))]
-    arrival = np.zeros((groups.shape[1], len(topology.kinds) + 1))  # hops and wire on the longest path to each member's data
-    longest, most = arrival[0].copy(), 0
-    for phase, times in _merged(plan):
-        routes = topology.routes(groups[:, phase.source].ravel(), groups[:, phase.destination].ravel())
-        links, load = _loads(routes, np.tile(phase.amounts, len(groups)), rotation if turned or again.turned else None)
-        links, load = again.load(topology, links, load)
-        hops = worst(hops_of(topology, routes).reshape(len(groups), len(phase.source), -1))
-        changed, rows = after(arrival, longest, phase, times, hops, ends)
-        arrival[changed] = rows
-        before, longest = longest, slowest(np.concatenate([longest[None], rows]))
+    paths, most = Paths(np.zeros((int(ends[-1]) + 1, len(topology.kinds) + 1))), 0
+    for phase, times, load, hops in laid:
+        before = paths.longest
+        paths.lengthen(phase, times, hops, ends)
         largest = int(phase.amounts.max(initial=0))
-        result.append(_stretch(links, load, largest, times / plan.chunks / plan.pieces, longest - before))
+        result.append(_stretch(load, largest, times / plan.chunks / plan.pieces, paths.longest - before))
         most = max(most, largest * times)
-        loads.append((links, load * times))
     if plan.pieces > 1:
-        links, load = summed(*(np.concatenate(each) for each in zip(*loads, strict=True)))
         rest = (plan.pieces - 1) / plan.chunks / plan.pieces
-        result.append(_stretch(links, load, most, rest, np.zeros_like(longest)))
+        result.append(_stretch(total([(load, times) for _, times, load, _ in laid]), most, rest, np.zeros_like(paths.longest)))
     if rotation and (turned or again.turned):
         result = [replace(stretch, turned=True) for stretch in result]
     return tuple(result) if len(result) <= MANY else _alike(topology, result)
@@ -230,6 +231,7 @@ def _turned_ends(ends: int, members: int, turns: int) -> Ids:
     """A number for each endpoint of a group that members which take each other's places share; those of switches follow."""
     number = np.arange(ends)
     number[:members] //= turns
+    number[members:] -= members - members // turns
     return number
 
 
@@ -245,8 +247,7 @@ def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
     return tuple(
         Stretch(
             sum(same.share for same in alike),
-            alike[0].links,
-            alike[0].flows,
+            alike[0].load,
             np.sum([same.steps for same in alike], axis=0),
             sum(same.wire for same in alike),
             alike[0].turned,
@@ -255,23 +256,9 @@ def _alike(topology: Topology, stretches: list[Stretch]) -> tuple[Stretch, ...]:
     )
 
 
-def _loads(routes: Ids, carried: Ids, rotation: Rotation | None = None) -> tuple[Ids, Floats]:
-    """(links, chunks that cross each): routes, shape (transfers, hops), are padded with −1; carried: chunks of each transfer;
-    rotation: the links are those that stand for their orbits, which all turns of these transfers cross.
-    """
-    real = routes >= 0
-    links = rotation.standing(routes[real]) if rotation else routes[real]
-    if len(carried) and (carried == carried[0]).all():
-        links, times = summed(links)
-        links, load = (links, times * float(carried[0])) if carried[0] else (links[:0], times[:0])
-    else:
-        links, load = summed(links, np.broadcast_to(carried[:, None], routes.shape)[real].astype(float))
-    return links, rotation.times(links, load) if rotation else load
-
-
-def _stretch(links: Ids, load: Floats, largest: int, chunk: float, more: Floats) -> Stretch:
-    """load: chunks that cross each of `links`; largest: chunks of the largest flow; chunk: as a fraction of S."""
-    return Stretch(largest * chunk, links, load / max(largest, 1), more[:-1], float(more[-1]))
+def _stretch(load: Load | FramedLoad, largest: int, chunk: float, more: Floats) -> Stretch:
+    """load: chunks that cross each link; largest: chunks of the largest flow; chunk: as a fraction of S."""
+    return Stretch(largest * chunk, load.divided(max(largest, 1)), more[:-1], float(more[-1]))
 
 
 def _merged(plan: Schedule) -> Iterator[tuple[Phase, int]]:

@@ -16,10 +16,11 @@ from sim.pricing.transfers import algorithm_choice
 from sim.pricing.transfers.aggregation import serves
 from sim.pricing.transfers.algorithm_choice import AlgorithmChoice
 from sim.pricing.transfers.link_merging import wire
+from sim.pricing.transfers.loads import _loads
 from sim.pricing.transfers.sibling_groups import Membership, lanes, placements
 from sim.pricing.transfers.traffic import Traffic
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.pricing.transfers.wiring import _loads, endpoints
+from sim.pricing.transfers.wiring import endpoints
 from sim.program import Block, Cohort, Collective, Kernel, Op, Program, Ref, Run, Send
 from sim.timeline import Timeline
 from strategies.job import Job
