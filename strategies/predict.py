@@ -156,7 +156,7 @@ def programs(model: Model, resolved: Resolved, microbatches: int | None) -> Prog
 
 def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Timeline | None:
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
-    if job.effects or not may_settle(resolved):
+    if not all(effect.constant for effect in job.effects) or not may_settle(resolved):
         return None
     played: dict[int, Timeline] = {}  # by their microbatches
     for count, periods in _counts(resolved):

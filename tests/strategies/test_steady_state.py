@@ -20,9 +20,14 @@ SMALL = {"name": "small", "hidden": 512, "layers": 8, "heads": 8, "vocabulary": 
 WIDE = SMALL | {"name": "wide", "hidden": 4096, "heads": 32}
 
 
-def job(microbatches: int, model: dict[str, Any] = SMALL, nodes: int = 1, **plan: Any):
+def job(microbatches: int, model: dict[str, Any] = SMALL, nodes: int = 1, effects: str = "", **plan: Any):
     return read_job(
-        model=model, cluster="dgx-h100", nodes=nodes, plan=dict(sequence=512, accumulation=microbatches) | plan, variability=0
+        model=model,
+        cluster="dgx-h100",
+        nodes=nodes,
+        plan=dict(sequence=512, accumulation=microbatches) | plan,
+        effects=effects or None,
+        variability=0,
     )
 
 
@@ -52,6 +57,26 @@ def test_what_settles_is_not_played_to_its_end(plan: dict[str, Any]) -> None:
     assert len(timeline.start) < 0.25 * len(full.start)
     assert timeline.step == full.step
     assert summarise(timeline).to_dict() == summarise(full).to_dict()
+
+
+BESIDE: dict[str, Any] = dict(pp=4, tp=4, microbatch=8, sequence_parallel=True)  # two stages on each node
+
+
+@pytest.mark.parametrize("effect", ["gpu 3: speed 0.5", "node 0 nic 1 out: rate 0.1", "gpu 5: jitter 0.1 per step"])
+def test_effects_that_are_there_all_the_time_settle(effect: str) -> None:
+    asked = job(120, WIDE, nodes=2, effects=effect, **BESIDE)
+    timeline, full = some_microbatches(asked), simulate(asked)
+    assert timeline is not None
+    assert len(timeline.start) < 0.25 * len(full.start)
+    assert summarise(timeline).to_dict() == summarise(full).to_dict()
+
+
+@pytest.mark.parametrize(
+    "effect",
+    ["gpu 3: speed 0.9 from 10 ms", "gpu 3: speed 0.9 to 10 ms", "gpu 5: jitter 0.1", "node 0 nic 1: background 0.5 at 1 ms"],
+)
+def test_effects_that_come_and_go_are_played(effect: str) -> None:
+    assert some_microbatches(job(240, WIDE, nodes=2, effects=effect, **BESIDE)) is None
 
 
 def test_microbatches_that_repeat_in_pairs_settle() -> None:
@@ -151,8 +176,3 @@ def test_a_period_that_nothing_comes_before_is_no_steady_state() -> None:
     timeline = extended(played(4), played(5), 475)
     assert timeline is not None
     assert timeline.step == simulate(asked).step
-
-
-def test_effects_are_played() -> None:
-    slow = dict(model=SMALL, cluster="dgx-h100", plan=dict(sequence=512, accumulation=480), effects=["gpu 0: speed 0.9"])
-    assert some_microbatches(read_job(**slow)) is None

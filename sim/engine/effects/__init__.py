@@ -89,6 +89,12 @@ class Effect(Config):
         return None
 
     @property
+    def constant(self) -> bool:
+        """Whether it does the same at all times of a step."""
+        varying = any(time > 0 for steps in (self.kernels(), self.capacity()) for time, _ in itertools.islice(steps, 2))
+        return not (varying or self.pauses() or self.noise(0) or self.failure is not None)
+
+    @property
     def alike(self) -> bool:
         """Whether all GPUs that it acts on behave alike."""
         return True

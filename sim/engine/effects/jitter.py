@@ -41,6 +41,11 @@ class Jitter(Effect):
         return factor
 
     @property
+    def constant(self) -> bool:
+        """Where a GPU has one factor for the step."""
+        return self.per == "step"
+
+    @property
     def alike(self) -> bool:
         """No two GPUs."""
         return False
