@@ -14,6 +14,7 @@ from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.pricing.transfers.wiring import endpoints, schedule
 from sim.program import Block, Collective, Send
 from sim.timeline import Timeline
+from topologies.links.sums import distinct
 from topologies.links.topology import Topology, is_hosted
 
 
@@ -106,7 +107,7 @@ def carried(timeline: Timeline) -> Floats:
     sources, destinations, sizes = pairs(timeline)
     sorts = 3 * _sort(topology, sources) + _sort(topology, destinations)
     loads = np.zeros(topology.links)
-    for sort in np.unique(sorts):  # routes are asked for between ends of the same sorts
+    for sort in distinct(sorts):  # routes are asked for between ends of the same sorts
         these = sorts == sort
         routes = topology.routes(sources[these], destinations[these])
         sent = np.repeat(sizes[these], routes.shape[1])

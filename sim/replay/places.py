@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from sim.op_index import op_index
 from sim.program import Block, Collective, Item, Program, SharedItems, Start
 from sim.timeline import Timeline
+from topologies.links.sums import distinct
 from topologies.links.topology import Ids
 
 Floats = NDArray[np.float64]
@@ -75,7 +76,7 @@ class Places:
         """Values of a cohort's lanes, shape (lanes, samples), as shape (places, samples), or (1, samples) of a single lane."""
         if len(values) == 1:
             return values
-        lanes = np.unique(self._lane[self._own[cohort]])
+        lanes = distinct(self._lane[self._own[cohort]])
         result: Floats = values[np.searchsorted(lanes, self._lane).clip(max=len(lanes) - 1)]
         return result
 

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
+from numpy.typing import NDArray
 
 from topologies.links.topology import Ids, Values
 
+V = TypeVar("V", np.int64, np.float64)
+
 _BITS = 12  # links are looked at by 4,096 neighbours
 _SPARSE = 16  # links among which less than one is there on average are sorted
+
+
+def distinct(values: NDArray[V]) -> NDArray[V]:
+    """Sorted distinct values, as of np.unique, which first imports numpy.ma: 3 % of the time of a `simulate`."""
+    ordered = np.sort(values, axis=None)
+    new = np.ones(len(ordered), dtype=bool)
+    new[1:] = ordered[1:] != ordered[:-1]
+    return ordered[new]
 
 
 def summed(links: Ids, values: Values | None = None) -> tuple[Ids, Values]:

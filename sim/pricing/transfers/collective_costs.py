@@ -19,6 +19,7 @@ from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
+from topologies.links.sums import distinct
 from topologies.links.topology import Topology, Values
 
 REMEMBERED = 512  # prices of transfers on one wiring
@@ -213,7 +214,7 @@ class CollectiveCosts(AlgorithmChoice):
         result = np.empty(len(groups))
         for kind in self.kinds(work, cohort):
             numbers = np.array(kind.traffic.groups or range(len(groups)))
-            for where in np.unique(place[numbers]).tolist():  # siblings lie alike around their first members
+            for where in distinct(place[numbers]).tolist():  # siblings lie alike around their first members
                 alike = numbers[place[numbers] == where]
                 result[alike] = self._undisturbed(work, cohort, kind, int(alike[0]))
         return result

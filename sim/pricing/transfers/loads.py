@@ -20,7 +20,7 @@ from sim.pricing.transfers.translation import Copies, is_periodic
 from topologies.links.cluster_topology import ClusterTopology
 from topologies.links.frames import Frames
 from topologies.links.rotation import Rotation
-from topologies.links.sums import summed
+from topologies.links.sums import distinct, summed
 from topologies.links.topology import Topology
 
 
@@ -141,7 +141,7 @@ def _kinds_of_transfers(topology: Topology, source: Ids, destination: Ids) -> Ki
     (node, local), (to, other) = _place(topology, source), _place(topology, destination)
     frame, below = np.divmod(node, period)
     distance = (to - node) * slots + other
-    ways = np.unique(distance)
+    ways = distinct(distance)
     key = (below * slots + local) * len(ways) + np.searchsorted(ways, distance)
     number = np.zeros(period * slots * len(ways), np.int64)
     number[key[::-1]] = np.arange(len(key), 0, -1)  # the first transfer of each key, and one
@@ -174,7 +174,7 @@ def _framed(topology: ClusterTopology, kinds: Kinds, routes: Ids, chunks: int, r
     pieces = []
     for frame_numbers, times in content:
         carried = times[kind] * float(chunks)
-        for shift in np.unique(offset[carried > 0]).tolist():
+        for shift in distinct(offset[carried > 0]).tolist():
             here = (offset == shift) & (carried > 0)
             pieces.append(Piece(frame_numbers + shift, *summed(place[here], carried[here])))
     load = _composed(frames, pieces)

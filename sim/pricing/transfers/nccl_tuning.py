@@ -20,6 +20,7 @@ import numpy as np
 from sim.grid import Grid
 from sim.pricing.kernel_curves import Hardware
 from sim.pricing.transfers.traffic import Traffic, first_members
+from topologies.links.sums import distinct
 from topologies.links.topology import Topology
 
 US = 1e-6
@@ -90,14 +91,14 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limit
     ways = topology.routes(inner, np.repeat(other, len(inner)))
     kind = np.array([name.partition(" ")[0] for name in (*topology.kinds, "")])
     is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
-    nics = np.unique(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
+    nics = distinct(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
     across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
     inside = across
     if len(inner) > 1:
         ways = topology.routes(np.repeat(inner[:1], len(inner) - 1), inner[1:])
         if (kind[topology.kind(ways[ways >= 0])] != "nvlink").any():
             return None
-        inside = NVLINK * float(topology.capacity(np.unique(ways[:, 0])).sum())
+        inside = NVLINK * float(topology.capacity(distinct(ways[:, 0])).sum())
     doubled = min(inside, across) >= DOUBLED * len(nics) and limits in (VOLTA, AMPERE)
     return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits) if across else None
 

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.collectives import Ids, Phase
+from topologies.links.sums import distinct
 from topologies.links.topology import Topology
 
 Floats = NDArray[np.float64]
@@ -32,9 +33,9 @@ def hops_of(topology: Topology, routes: Ids) -> Hops:
     if len(routes) and (kinds == kinds[0]).all() and (latency == latency[0]).all():
         kinds, latency, of = kinds[:1], latency[:1], np.zeros(len(routes), np.int64)
     else:
-        seconds = np.unique(latency)
+        seconds = distinct(latency)
         place = (kinds + 1) * len(seconds) + np.searchsorted(seconds, latency)
-        used = np.unique(place)
+        used = distinct(place)
         of = np.searchsorted(used, place)
         kinds, latency = used // max(len(seconds), 1) - 1, seconds[used % max(len(seconds), 1)]
     rows = np.zeros((len(kinds), len(topology.kinds) + 1))

@@ -20,6 +20,7 @@ from sim.pricing.transfers.loads import FramedLoad, Load, on_links, total
 from sim.pricing.transfers.path_latency import Floats, Paths
 from sim.pricing.transfers.traffic import Traffic, first_members, members
 from sim.pricing.transfers.translation import copies, is_turned, original, rotation_of
+from topologies.links.sums import distinct
 from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
 from topologies.reading import UserError
 
@@ -58,7 +59,7 @@ class Stretch:
 def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     """(ranks, nodes) of the first group."""
     first = first_members(grid, traffic)
-    return len(first), len(np.unique(topology.node_of(first)))
+    return len(first), len(distinct(topology.node_of(first)))
 
 
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic, plan: Schedule | None = None) -> Ids:
