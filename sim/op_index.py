@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import NamedTuple
-from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.program import COMPUTE, Block, Cohort, Memory, Op, Send, Work
+from sim.remembered import remembered
 
 UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
 Integers = NDArray[np.int64]
@@ -71,12 +71,7 @@ class OpIndex:
         self.holdings = [Holding(*key, np.array(numbers, np.int64)) for key, numbers in holdings.items()]
 
 
-_KNOWN: WeakKeyDictionary[Cohort, OpIndex] = WeakKeyDictionary()
-
-
+@remembered
 def op_index(cohort: Cohort) -> OpIndex:
     """The index of a cohort to which no ops are added any more."""
-    known = _KNOWN.get(cohort)
-    if known is None:
-        known = _KNOWN[cohort] = OpIndex(cohort)
-    return known
+    return OpIndex(cohort)

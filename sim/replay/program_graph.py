@@ -6,11 +6,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator
 from itertools import chain, pairwise
-from weakref import WeakKeyDictionary
 
 import numpy as np
 
 from sim.program import Cohort, Collective, Op, Program
+from sim.remembered import remembered
 
 INSIDE = {"tp", "cp", "ep", "pp"}  # axes along which all ranks have equally many microbatches
 
@@ -132,12 +132,7 @@ class ProgramGraph:
         return result
 
 
-_GRAPHS: WeakKeyDictionary[Program, ProgramGraph] = WeakKeyDictionary()
-
-
+@remembered
 def program_graph(program: Program) -> ProgramGraph:
     """The graph of a program to which no ops are added any more."""
-    known = _GRAPHS.get(program)
-    if known is None:
-        known = _GRAPHS[program] = ProgramGraph(program)
-    return known
+    return ProgramGraph(program)

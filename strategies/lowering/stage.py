@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
-from typing import Any
 
-from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Memory, Op, Ref, Run
+from sim.program import COMPUTE, Block, Collective, Item, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
-from strategies.layers.layer_cost import LayerCost
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, WEIGHT, shared
 from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
 from strategies.lowering.stage_parts import once
 from strategies.lowering.stage_passes import StagePasses
-from strategies.models.model import Model
-from strategies.plan.resolved import Resolved
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -28,20 +24,15 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage(StagePasses):
     """A stage with what ranks that have the same parameters do together: gradients reduced in buckets, and the update."""
 
-    def __init__(
-        self,
-        number: int,
-        rank: int,
-        chunk: int,
-        cohort: Cohort,
-        parts: Sequence[LayerCost],
-        plan: Resolved,
-        model: Model,
-        alike: dict[Hashable, Any] | None = None,
-    ) -> None:
-        super().__init__(number, rank, chunk, cohort, parts, plan, model, alike)
-        self.reduced: list[Ref] = []  # gradient collectives that the update waits for
-        self._reductions: dict[tuple[str, float, int, tuple[str, ...]], Collective] = {}
+    @cached_property
+    def reduced(self) -> list[Ref]:
+        """Gradient collectives so far, which the update waits for."""
+        return []
+
+    @cached_property
+    def _reductions(self) -> dict[tuple[str, float, int, tuple[str, ...]], Collective]:
+        """Of each label, bytes, repetition and axes one object."""
+        return {}
 
     @cached_property
     def limits(self) -> Limits:
