@@ -16,7 +16,7 @@ _SPARSE = 16  # links among which less than one is there on average are sorted
 
 
 def distinct(values: NDArray[V]) -> NDArray[V]:
-    """Sorted distinct values, as of np.unique, which first imports numpy.ma: 3 % of the time of a `simulate`."""
+    """Sorted distinct values, as of np.unique, which imports numpy.ma first."""
     ordered = np.sort(values, axis=None)
     new = np.ones(len(ordered), dtype=bool)
     new[1:] = ordered[1:] != ordered[:-1]
