@@ -20,7 +20,7 @@ class SharedCores(Effect):
 
     component: ClassVar[str] = "shared cores"
 
-    cores: int = Field(ge=1, le=2**20)
+    cores: int = Field(ge=1, le=2**20)  # how many there are
 
     @property
     def shared(self) -> int:
