@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Hashable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.program import COMPUTE, Block, Cohort, Memory, Op, Send, Work
+from sim.program import CACHED, COMPUTE, MEMORY_KINDS, Block, Cohort, Memory, Op, Send, Work
 from sim.remembered import remembered
 
 UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
+KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}
 Integers = NDArray[np.int64]
 
 
@@ -22,13 +24,33 @@ class Transfers(NamedTuple):
     ops: Integers
 
 
-class Holding(NamedTuple):
-    """Ops that take and give back the same memory; updates: they are updates by the optimizer."""
+class MemoryChanges(NamedTuple):
+    """What ops take when they begin and give back when they end, as columns. ends: when they end; kind: of KINDS; size: bytes,
+    less than 0 of what is given back; updates: by an update of the optimizer.
+    """
 
-    allocate: Memory
-    free: Memory
-    updates: bool
     ops: Integers
+    ends: NDArray[np.bool_]
+    kind: Integers
+    size: NDArray[np.float64]
+    updates: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, holdings: dict[tuple[Memory, Memory, bool], list[int]]) -> MemoryChanges:
+        """Those of ops by what they take and give back, and whether they are updates."""
+        ops, counts, rows = list[int](), list[int](), list[tuple[bool, int, float, bool]]()
+        for (allocate, free, updates), numbers in holdings.items():
+            for memory, ends, sign in ((allocate, False, 1.0), (free, True, -1.0)):
+                for kind, size in memory:
+                    ops += numbers
+                    counts.append(len(numbers))
+                    rows.append((ends, KINDS[kind], sign * size, updates))
+        types = (np.bool_, np.int64, np.float64, np.bool_)
+        columns = zip(*rows, strict=True) if rows else ((),) * len(types)
+        repeated: Iterator[NDArray[Any]] = (
+            np.repeat(np.array(own, each), counts) for own, each in zip(columns, types, strict=True)
+        )
+        return cls(np.array(ops, np.int64), *repeated)
 
 
 class Worked(NamedTuple):
@@ -51,24 +73,42 @@ class OpIndex:
         inline: dict[str, list[int]] = {}
         holdings: dict[tuple[Memory, Memory, bool], list[int]] = {}
         compute: list[int] = []
-        for number, op in enumerate(cohort.ops):
-            work = op.work
-            if first <= number < last:
-                works.setdefault(work, []).append(number)
-                if op.stream == COMPUTE:
-                    compute.append(number)
-                    if not isinstance(work, Block):
-                        inline.setdefault(work.axis, []).append(number)
-            if op.stream != COMPUTE and not isinstance(work, Block):
-                transfers.setdefault((work.axis, work.to if isinstance(work, Send) else None), []).append(number)
+        for numbers in _alike(cohort.ops):
+            op = cohort.ops[numbers[0]]
+            work, steady = op.work, [number for number in numbers if first <= number < last] if cohort.steady else numbers
+            if steady:
+                works.setdefault(work, []).extend(steady)
+            if op.stream == COMPUTE:
+                compute += steady
+                if not isinstance(work, Block):
+                    inline.setdefault(work.axis, []).extend(steady)
+            elif not isinstance(work, Block):
+                transfers.setdefault((work.axis, work.to if isinstance(work, Send) else None), []).extend(numbers)
             if op.allocate or op.free:
                 updates = isinstance(work, Block) and work.name == UPDATE
-                holdings.setdefault((op.allocate, op.free, updates), []).append(number)
-        self.compute = np.array(compute, np.int64)
-        self.works = [Worked(numbers[-1], cohort.ops[numbers[-1]], np.array(numbers, np.int64)) for numbers in works.values()]
-        self.transfers = [Transfers(*key, np.array(numbers, np.int64)) for key, numbers in transfers.items()]
-        self.inline = {axis: np.array(numbers, np.int64) for axis, numbers in inline.items()}
-        self.holdings = [Holding(*key, np.array(numbers, np.int64)) for key, numbers in holdings.items()]
+                holdings.setdefault((op.allocate, op.free, updates), []).extend(numbers)
+        self.compute = _in_order(compute)
+        self.works = [Worked(int(ops[-1]), cohort.ops[ops[-1]], ops) for ops in map(_in_order, works.values())]
+        self.transfers = [Transfers(*key, _in_order(numbers)) for key, numbers in transfers.items()]
+        self.inline = {axis: _in_order(numbers) for axis, numbers in inline.items() if numbers}
+        self.memory = MemoryChanges.of(holdings)
+
+
+def _alike(ops: list[Op]) -> Iterable[list[int]]:
+    """Numbers of ops that do the same on the same stream, and take and give back the same objects."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, op in enumerate(ops):
+        key = op.work, op.stream, id(op.allocate), id(op.free)
+        group = groups.get(key)
+        if group is None:
+            groups[key] = [number]
+        else:
+            group.append(number)
+    return groups.values()
+
+
+def _in_order(numbers: list[int]) -> Integers:
+    return np.array(sorted(numbers), np.int64)
 
 
 @remembered

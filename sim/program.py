@@ -216,6 +216,7 @@ class Cohort:
     resident: Memory = ()  # held for the whole step
     hosted: Memory = ()  # held in the node by each rank: ("cpu", bytes of its memory), ("nvme", bytes of its disks)
     steady: tuple[int, int] | None = None  # where the ops of one step begin and end, when it is played among others like it
+    passes: list[int] = field(default_factory=list, compare=False)  # where the ops of each pass of its schedule begin
     allotment: int = 0  # which of its ranks run this program, where not all have as many microbatches: see `Program`
 
     def add(self, op: Op) -> int:

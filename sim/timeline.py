@@ -81,6 +81,16 @@ class OpRow(NamedTuple):
     number: int
 
 
+class Period(NamedTuple):
+    """Microbatches after which a step is in the state in which it was before them, `seconds` ago; end: when that is. Further ones
+    repeat what happened from end − seconds to end; events: that were scheduled then. See sim.analysis.steady_state.
+    """
+
+    end: float
+    seconds: float
+    events: int
+
+
 class DistinctOp(NamedTuple):
     """One piece of work of a lane: the number of an op that does it, that op, and how many ops of the step do it."""
 
@@ -109,8 +119,7 @@ class Timeline:
     inside: Mapping[int, Inside] = field(default_factory=dict)  # by block on links that other traffic uses
     scheduled: list[float] = field(default_factory=list)  # when each SimPy event was scheduled, in no order
     contended: float = 0.0  # when something contended for the first time: until then ops took no events
-    # a step one period of microbatches shorter, where `periods` more follow that were not played: see sim.analysis.steady_state
-    before: Timeline | None = None
+    period: Period | None = None  # of which `periods` more follow that were not played
     periods: int = 0
     variability: tuple[float, ...] = ()  # by kind of GPU, σ of the logarithm of kernels' seconds among them: not played, see
     # sim.replay.waiting
@@ -123,9 +132,7 @@ class Timeline:
     @cached_property
     def step(self) -> float:
         """Seconds from the start of the step to the end of the last op; of a steady state, its period."""
-        if self.before is None:
-            return self.played
-        return self.played + self.periods * (self.played - self.before.played)
+        return self.played + (self.periods * self.period.seconds if self.period else 0.0)
 
     @cached_property
     def played(self) -> float:
@@ -157,16 +164,24 @@ class Timeline:
     @cached_property
     def distinct(self) -> list[DistinctOp]:
         """The distinct pieces of work of each lane in the step, lane by lane."""
-        if self.before is None:
-            return self._distinct()
-        pairs = zip(self._distinct(), self.before.distinct, strict=True)
-        return [last._replace(times=last.times + self.periods * (last.times - less.times)) for last, less in pairs]
-
-    def _distinct(self) -> list[DistinctOp]:
         result: list[DistinctOp] = []
         for lane, base in enumerate(self.offset):
-            result += [DistinctOp(lane, base + number, op, len(ops)) for number, op, ops in op_index(self.cohort(lane)).works]
+            for number, op, ops in op_index(self.cohort(lane)).works:
+                times = len(ops) + self.periods * int(self.in_period[base + ops].sum()) if self.period else len(ops)
+                result.append(DistinctOp(lane, base + number, op, times))
         return result
+
+    @cached_property
+    def in_period(self) -> NDArray[np.bool_]:
+        """Which ops end in `period`."""
+        if self.period is None:
+            return np.zeros(len(self.end), bool)
+        return (self.ends >= self.period.end - self.period.seconds) & (self.ends < self.period.end)
+
+    @cached_property
+    def counts(self) -> Floats:
+        """How often each op runs in the step, with periods that were not played."""
+        return np.where(self.in_period, 1.0 + self.periods, 1.0)
 
     @cached_property
     def starts(self) -> Floats:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sim.analysis.longer_step import one_period_longer
-from sim.analysis.steady_state import extended, repeats, settles_after
+from sim.analysis.steady_state import last_period, repeats, settles_after
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
@@ -17,7 +17,7 @@ from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for, serves
 from sim.pricing.transports import carried
 from strategies.lowering.lower import lower
-from strategies.schedules import schedules
+from strategies.schedules import passes_of_period, schedules
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -158,40 +158,35 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
     """The timeline of a step in a steady state; None where too many would have to be played, or it is none."""
     if not all(effect.constant for effect in job.effects) or not may_settle(resolved):
         return None
-    played: dict[int, Timeline] = {}  # by their microbatches
+    played = 0
     for count, periods in _counts(resolved):
-        if count not in played:
-            if sum([*played, count]) > _worthwhile(resolved):
-                break
-            played[count] = _played(job, resolved, prices, count)
+        played += count
+        if played > _worthwhile(resolved):
+            break
+        timeline = _played(job, resolved, prices, count)
         for period in periods:
-            timeline = _repeated(job, resolved, prices, played, (count, period))
-            if timeline is not None:
-                return timeline
-        more = settles_after(played[count]) if 1 in periods else None
+            repeated = _repeated(resolved, timeline, (count, period))
+            if repeated is not None:
+                return repeated
+        more = settles_after(timeline) if 1 in periods else None
         if more is not None and count + more <= SETTLING * resolved.microbatches:
-            played[count + more] = _played(job, resolved, prices, count + more)
-            return _repeated(job, resolved, prices, played, (count + more, 1))
+            return _repeated(resolved, _played(job, resolved, prices, count + more), (count + more, 1))
     return None
 
 
-def _repeated(job: Job, resolved: Resolved, prices: Prices, played: dict[int, Timeline], few: tuple[int, int]) -> Timeline | None:
-    """The timeline of a step that goes on like the played one of `few` microbatches and a period; None if it does not. What is
-    played for it is added to `played`.
-    """
+def _repeated(resolved: Resolved, played: Timeline, few: tuple[int, int]) -> Timeline | None:
+    """The timeline of a step that goes on like the played one of `few` microbatches and a period; None if it does not."""
     (count, period), copies = few, schedules[resolved.schedule].copies
     more, rest = divmod(resolved.microbatches - count, period)
-    if rest or not more or not repeats(played[count], period // copies):
+    if rest or not more or not played.program.cohorts[0].passes or not repeats(played, period // copies):
         return None
-    longer = count + period
-    long = one_period_longer(played[count], program_of(job.model, resolved, longer))
-    if long is not None:
-        return extended(played[count], long, more - 1, follows=True)
-    if longer not in played:
-        if sum([*played, longer]) > _worthwhile(resolved):
-            return None
-        played[longer] = _played(job, resolved, prices, longer)
-    return extended(played[count], played[longer], more - 1)
+    passes = passes_of_period(resolved.schedule, resolved.pp, count, resolved.chunks, period)
+    last = last_period(played, passes) if passes else None
+    if last is None:
+        return None
+    result = replace(played, period=last, periods=more, events=played.events + more * last.events)
+    result.peaks = played.peaks
+    return result
 
 
 def may_settle(resolved: Resolved) -> bool:

@@ -83,7 +83,7 @@ class Texts:
                 return self.of(sorted(value))
         if dataclasses.is_dataclass(value):
             if id(value) not in self._known:
-                fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+                fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.compare}
                 default = {field.name: field.default for field in dataclasses.fields(value)}
                 text = ",".join(f"{name}={self.of(each)}" for name, each in fields.items() if each != default[name])
                 self._known[id(value)] = value, f"({text})"

@@ -26,18 +26,6 @@ Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]  # 
 
 def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
     """Per lane: seconds by component of COMPONENTS, and by effect; they add up to the step exactly."""
-    if timeline.before is not None:
-        return _extended(timeline, timeline.before)
-    return _played(timeline)
-
-
-def _extended(timeline: Timeline, before: Timeline) -> list[dict[str, float]]:
-    """The components of a step that is some periods longer than it was played; one period is what it has beyond `before`."""
-    pairs = zip(_played(timeline), _played(before), strict=True)
-    return [{name: last[name] + timeline.periods * (last[name] - less[name]) for name in last} for last, less in pairs]
-
-
-def _played(timeline: Timeline) -> list[dict[str, float]]:
     incoming = _incoming(timeline)
     effects = sorted({name for owed in timeline.owed.values() for name in owed})
     return [_breakdown(timeline, lane, incoming[lane], effects) for lane in range(len(timeline.lanes))]
@@ -106,37 +94,40 @@ def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects:
     parts = dict.fromkeys((*COMPONENTS, *effects), 0.0)
     begin, index, base = timeline.begin(lane), op_index(timeline.cohort(lane)), timeline.offset[lane]
     numbers = base + index.compute
-    start, end = timeline.starts[numbers], timeline.ends[numbers]
+    start, end, counts = timeline.starts[numbers], timeline.ends[numbers], timeline.counts[numbers]
     idle_since = np.concatenate([[begin], end[:-1]]) if len(end) else end
     finish, next_transfer = begin + timeline.played, 0
     gaps = np.flatnonzero(start > idle_since)
     ops = timeline.cohort(lane).ops
-    for gap, cursor, until in zip(index.compute[gaps].tolist(), idle_since[gaps].tolist(), start[gaps].tolist(), strict=True):
+    columns = (column[gaps].tolist() for column in (index.compute, idle_since, start, counts))
+    for gap, cursor, until, times in zip(*columns, strict=True):
         hosted, idle = _cause_of_idle(timeline, base + gap, ops[gap], lane)
         if hosted > cursor:
-            next_transfer = _explain(parts, cursor, min(hosted, until), incoming, next_transfer, "launch")
+            next_transfer = _explain(parts, cursor, min(hosted, until), incoming, next_transfer, "launch", times)
         if until > max(cursor, hosted):
-            next_transfer = _explain(parts, max(cursor, hosted), until, incoming, next_transfer, idle)
+            next_transfer = _explain(parts, max(cursor, hosted), until, incoming, next_transfer, idle, times)
     last = float(end[-1]) if len(end) else begin
     if finish > last:
         end_of_all = "bubble" if timeline.program.grid.degree("pp") > 1 else "wait"
         _explain(parts, last, finish, incoming, next_transfer, end_of_all)
-    busy, priced = float((end - start).sum()), 0.0
+    busy, priced = float((end - start) @ counts), 0.0
     for number, _, same in index.works:
         cost = timeline.cost[base + number]
         if isinstance(cost, BlockCost):
-            priced += len(same) * cost.busy
+            times = float(timeline.counts[base + same].sum())
+            priced += times * cost.busy
             for (name, _), seconds in cost.parts.items():
-                parts[name if name in COMPONENTS else f"{name} exposed"] += len(same) * seconds
+                parts[name if name in COMPONENTS else f"{name} exposed"] += times * seconds
     for axis, same in index.inline.items():
-        seconds = float((timeline.ends[base + same] - timeline.starts[base + same]).sum())
+        place = base + same
+        seconds = float((timeline.ends[place] - timeline.starts[place]) @ timeline.counts[place])
         parts[f"{axis} exposed"] += seconds
         busy -= seconds
-    slowed = float(timeline.stretches[numbers].sum())
-    for number in numbers.tolist() if effects else ():
+    slowed = float(timeline.stretches[numbers] @ counts)
+    for number, times in zip(numbers.tolist(), counts.tolist(), strict=True) if effects else ():
         for effect, seconds in timeline.owed.get(number, {}).items():
-            parts[effect] += seconds
-            busy -= seconds
+            parts[effect] += times * seconds
+            busy -= times * seconds
     parts["slowdown"] += slowed
     parts["launch"] += busy - slowed - priced
     return parts
@@ -169,8 +160,10 @@ def _joins_stages(timeline: Timeline, ref: Ref) -> bool:
     return isinstance(work, Collective) and work.cohorts is not None
 
 
-def _explain(parts: dict[str, float], start: float, end: float, incoming: list[Transfer], ended: int, idle: str) -> int:
-    """Add the idle time from start to end to the axis whose transfer was going on, the rest to `idle`.
+def _explain(
+    parts: dict[str, float], start: float, end: float, incoming: list[Transfer], ended: int, idle: str, times: float = 1.0
+) -> int:
+    """Add `times` the idle time from start to end to the axis whose transfer was going on, the rest to `idle`.
 
     ended: how many transfers have ended before; returns how many have now, so that the next search starts there.
     """
@@ -183,13 +176,13 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[T
             during.append(incoming[at])
         at += 1
     if not during:
-        parts[idle] += end - start
+        parts[idle] += times * (end - start)
         return ended
     if len(during) == 1:
         first, last, axis = during[0]
         shown = min(last, end) - max(first, start)
-        parts[EXPOSED[axis]] += shown
-        parts[idle] += end - start - shown
+        parts[EXPOSED[axis]] += times * shown
+        parts[idle] += times * (end - start - shown)
         return ended
     changes: dict[float, Counter[int]] = {start: Counter(), end: Counter()}  # by time, how many more transfers of each axis
     for first, last, axis in during:
@@ -199,5 +192,5 @@ def _explain(parts: dict[str, float], start: float, end: float, incoming: list[T
     for left, right in pairwise(sorted(changes)):
         going_on.update(changes[left])
         axes = [axis for axis, count in going_on.items() if count > 0]
-        parts[EXPOSED[min(axes)] if axes else idle] += right - left
+        parts[EXPOSED[min(axes)] if axes else idle] += times * (right - left)
     return ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, cast
@@ -9,8 +10,8 @@ from typing import NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.op_index import op_index
-from sim.program import CACHED, MEMORY_KINDS, Op
+from sim.op_index import KINDS, op_index
+from sim.program import MEMORY_KINDS, Op
 from sim.timeline import Timeline, op_label
 
 
@@ -67,46 +68,66 @@ class Peak(NamedTuple):
     time: float
     op: str
 
+    @classmethod
+    def of(cls, book: Ledger) -> Peak:
+        """The peak of a ledger."""
+        return cls(book.peak, book.reserved, book.at_peak, *book.when)
+
 
 def peak(timeline: Timeline, lane: int) -> Peak:
     """The peak of a lane, which is kept with the timeline."""
-    known = timeline.peaks.get(lane)
-    if known is None:
-        book = ledger(timeline, lane)
-        known = timeline.peaks[lane] = Peak(book.peak, book.reserved, book.at_peak, *book.when)
-    return cast(Peak, known)
+    if lane not in timeline.peaks:
+        timeline.peaks |= dict(enumerate(map(Peak.of, ledgers(timeline, range(len(timeline.lanes))))))
+    return cast(Peak, timeline.peaks[lane])
+
+
+def holds_the_same(timeline: Timeline, before: float, after: float) -> bool:
+    """Whether all lanes hold at one moment what they hold at another, before what begins or ends then. Peaks are kept."""
+    for lane, book in enumerate(ledgers(timeline, range(len(timeline.lanes)))):
+        timeline.peaks[lane] = Peak.of(book)
+        first, second = (np.searchsorted(book.times, (before, after)) - 1).tolist()
+        if (book.held[first] != book.held[second]).any() or book.cached[first] != book.cached[second]:
+            return False
+    return True
 
 
 def ledger(timeline: Timeline, lane: int) -> Ledger:
-    """Play the allocations of a lane: taken when an op starts, given back when it ends; what ends comes before what starts."""
-    cohort, base = timeline.cohort(lane), timeline.offset[lane]
+    """The ledger of a lane."""
+    return ledgers(timeline, (lane,))[0]
+
+
+def ledgers(timeline: Timeline, lanes: Sequence[int]) -> list[Ledger]:
+    """Play the allocations of lanes: taken when an op starts, given back when it ends; what ends comes before what starts."""
     first = min(0.0, *timeline.start[:1])  # of a steady state, before the step
-    resident = [("", 0.0), *cohort.resident]
+    resident = [(lane, KINDS.get(kind, 0), size) for lane in lanes for kind, size in [("", 0.0), *timeline.cohort(lane).resident]]
+    changes = [op_index(timeline.cohort(lane)).memory for lane in lanes]
+    base = np.repeat([timeline.offset[lane] for lane in lanes], [len(each.ops) for each in changes])
+    lane_of = np.concatenate(
+        [[lane for lane, _, _ in resident], np.repeat(lanes, [len(each.ops) for each in changes])], dtype=np.int64
+    )
+    ops, at_end, kind, size, updates = map(np.concatenate, zip(*changes, strict=True))
+    start, end = timeline.starts[base + ops], timeline.ends[base + ops]
+    begins = np.where(end > start, 2, 0)  # an op of no duration takes before it gives back
     none = np.full(len(resident), -1)
-    times, turns, ops = [np.full(len(resident), first)], [none], [none]  # turn: 0, 1, 2 of those at one time
-    kinds = [_KINDS.get(kind, 0) for kind, _ in resident]
-    sizes = [size for _, size in resident]
-    counts, updates = [1] * len(resident), [False] * len(resident)
-    for allocate, free, update, numbers in op_index(cohort).holdings:
-        start, end = timeline.starts[base + numbers], timeline.ends[base + numbers]
-        starts = np.where(end > start, 2, 0)  # an op of no duration takes before it gives back
-        ends = np.ones(len(numbers), np.int64)
-        for changes, sign, time, turn in ((allocate, 1.0, start, starts), (free, -1.0, end, ends)):
-            times += [time] * len(changes)
-            turns += [turn] * len(changes)
-            ops += [numbers] * len(changes)
-            kinds += [_KINDS[kind] for kind, _ in changes]
-            sizes += [sign * size for _, size in changes]
-        counts += [len(numbers)] * (len(allocate) + len(free))
-        updates += [update] * (len(allocate) + len(free))
-    time, op = np.concatenate(times), np.concatenate(ops)
-    order = np.lexsort((np.arange(len(time)), op, np.concatenate(turns), time))
-    kind, size, updating = (np.repeat(values, counts)[order] for values in (kinds, sizes, updates))
-    change = np.zeros((len(order), len(_KINDS)))
-    change[np.arange(len(order)), kind] = size
-    held = change.cumsum(axis=0)
-    updated = (change.sum(axis=1) * updating).cumsum()
-    return Ledger(time[order], held[:, :-1], cohort.ops, op[order], updated, held[:, -1])
+    time = np.concatenate([np.full(len(resident), first), np.where(at_end, end, start)])
+    turn = np.concatenate([none, np.where(at_end, 1, begins)])  # of changes at one time
+    op = np.concatenate([none, ops])
+    kind = np.concatenate([[kind for _, kind, _ in resident], kind], dtype=np.int64)
+    updated = np.concatenate([np.zeros(len(resident)), size * updates])
+    size = np.concatenate([[size for _, _, size in resident], size])
+    order = np.lexsort((op, turn, time, lane_of))
+    change = np.zeros((len(order), len(KINDS)))
+    change[np.arange(len(order)), kind[order]] = size[order]
+    time, op, updated = time[order], op[order], updated[order]
+    bounds = np.searchsorted(lane_of[order], [*lanes, lanes[-1] + 1]).tolist()
+    result = []
+    for lane, *edges in zip(lanes, bounds, bounds[1:], strict=False):
+        every = slice(*edges)
+        held = change[every].cumsum(axis=0)
+        result.append(
+            Ledger(time[every], held[:, :-1], timeline.cohort(lane).ops, op[every], updated[every].cumsum(), held[:, -1])
+        )
+    return result
 
 
 def tensor_capacity(timeline: Timeline) -> float:
@@ -114,6 +135,3 @@ def tensor_capacity(timeline: Timeline) -> float:
     prices, expandable = timeline.op_costs.prices, timeline.program.expandable
     overhead = prices.profile.overhead
     return (prices.gpu.memory - overhead.context) / (1 + (0.0 if expandable else overhead.reserve))
-
-
-_KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}

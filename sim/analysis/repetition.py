@@ -1,110 +1,76 @@
-"""Whether two programs of one plan with unequal numbers of microbatches are the same but for ops that one has more."""
+"""How the ops of a program repeat themselves from microbatch to microbatch."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import fields
+from collections.abc import Sequence
 from typing import NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
-
-from sim.program import Block, Collective, Item, Join, Op, Program, Ref, Send, SharedItems, Start, Work
-
-Integers = NDArray[np.int64]
+from sim.program import Cohort, Op, Program
 
 
-class Insertion(NamedTuple):
-    """How the ops of a cohort differ from those of the same cohort in a longer program.
-
-    more: ops that are put in; before: how many ops at the beginning are equal; after: the op from which on all are equal to those
-    `more` further on in the longer one.
+class Repetition(NamedTuple):
+    """Ops number begin … end − 1 of a cohort do what those `more` before them do: a period has `more` ops. A program of a period
+    more goes on like that for another period, and then has what is left of this one.
     """
 
     more: int
-    before: int
-    after: int
+    begin: int
+    end: int
 
 
-class Comparison:
-    """Ops of two programs compared by value: stream, work, chunk, and whether they hold up their host."""
+class PassesOfPeriod(NamedTuple):
+    """A rank's order of a period more has, before pass number `end`, the `more` passes before that once more."""
 
-    def __init__(self) -> None:
-        self._items: dict[int, int] = {}
-        self._works: dict[int, int] = {}
-        self._numbers: dict[object, int] = {}
-        self._kept: list[object] = []  # whose ids are known
-
-    def insertion(self, short: list[Op], long: list[Op]) -> Insertion:
-        """How the ops of one cohort differ."""
-        old, new = (np.array([self._op(op) for op in ops], np.int64) for ops in (short, long))
-        count, more = len(old), len(new) - len(old)
-        least = min(count, len(new))
-        before = _first(old[:least] != new[:least], least)
-        after = count - _first(old[count - least :][::-1] != new[len(new) - least :][::-1], least)
-        return Insertion(more, before, after)
-
-    def _op(self, op: Op) -> int:
-        work = self._works.get(id(op.work))
-        if work is None:
-            work = self._works[id(op.work)] = self._number(self._work(op.work))
-            self._kept.append(op.work)
-        return self._number((op.stream, work, op.chunk, op.held))
-
-    def _number(self, value: object) -> int:
-        return self._numbers.setdefault(value, len(self._numbers))
-
-    def _work(self, work: Work) -> object:
-        if isinstance(work, Block):
-            return work.name, tuple((times, self._run(items)) for times, items in work.runs)
-        return _values(work)
-
-    def _run(self, items: SharedItems) -> int:
-        run = self._items.get(id(items))
-        if run is None:
-            run = self._items[id(items)] = self._number(tuple(_item(item) for item in items))
-            self._kept.append(items)
-        return run
+    more: int
+    end: int
 
 
-def _item(item: Item) -> object:
-    if isinstance(item, Start):
-        return "start", item.stream, _values(item.collective)
-    if isinstance(item, Join):
-        return "join", _values(item.collective)
-    return _values(item) if isinstance(item, Collective) else item
+class Repetitions:
+    """Those of all cohorts of a program."""
+
+    def __init__(self, program: Program, every: list[Repetition]) -> None:
+        self.program, self.every = program, every
+
+    @classmethod
+    def of(cls, program: Program, periods: Sequence[PassesOfPeriod]) -> Repetitions | None:
+        """None where a cohort does not repeat itself for a whole period."""
+        every = []
+        for cohort, period in zip(program.cohorts, periods, strict=True):
+            repetition = _repetition(cohort, period)
+            if repetition is None:
+                return None
+            every.append(repetition)
+        return cls(program, every)
+
+    def waits(self, cohort: int, number: int) -> list[tuple[int, int, bool]] | None:
+        """What an op that repeats another waits for: cohort, op, and whether the other one waits for that a period before, or
+        for the same op. None: it waits for something else.
+        """
+        ops = self.program.cohorts[cohort].ops
+        now, before = ops[number].after, ops[number - self.every[cohort].more].after
+        result = []
+        for awaited, earlier in zip(now, before, strict=False):
+            moves = awaited.op - earlier.op == self.every[awaited.cohort].more
+            if awaited.cohort != earlier.cohort or not (moves or awaited.op == earlier.op):
+                return None
+            result.append((*awaited, moves))
+        return result if len(now) == len(before) else None
 
 
-def _values(work: Collective | Send) -> tuple[object, ...]:
-    return type(work), *(getattr(work, each.name) for each in fields(work))
+def _repetition(cohort: Cohort, period: PassesOfPeriod) -> Repetition | None:
+    """The row of ops around the last period that do what others a period before them do."""
+    if len(cohort.passes) < period.end:
+        return None
+    ops, begin = cohort.ops, cohort.passes[period.end - period.more]
+    more = begin - cohort.passes[period.end - 2 * period.more]
+    end = begin
+    while end < len(ops) and _alike(ops[end], ops[end - more]):
+        end += 1
+    while begin > more and _alike(ops[begin - 1], ops[begin - 1 - more]):
+        begin -= 1
+    return Repetition(more, begin, end) if end - begin >= more else None
 
 
-def _first(differs: NDArray[np.bool_], count: int) -> int:
-    """The first place where something differs; `count`: nowhere."""
-    return int(differs.argmax()) if differs.any() else count
-
-
-class Waits(NamedTuple):
-    """What the ops of a cohort from number `first` on wait for: op number `by` for op `op` of cohort `cohort`, as columns."""
-
-    by: Integers
-    cohort: Integers
-    op: Integers
-
-
-def waits(program: Program, cohort: int, first: int) -> Waits:
-    """What ops of a cohort wait for besides the one before on their stream: of several on one stream the last."""
-    ops = program.cohorts[cohort].ops
-    rows = [(number, *ref) for number in range(first, len(ops)) for ref in _last_on_streams(program, ops[number].after)]
-    return Waits(*np.array(rows, np.int64).reshape(-1, 3).T)
-
-
-def _last_on_streams(program: Program, refs: tuple[Ref, ...]) -> Iterable[Ref]:
-    """Without ops that have ended when another one has, for which it waits too: an update of the gradients of many microbatches
-    waits for each of their reductions.
-    """
-    last: dict[tuple[int, str], Ref] = {}
-    for ref in refs:
-        stream = ref.cohort, program.cohorts[ref.cohort].ops[ref.op].stream
-        last[stream] = max(ref, last.get(stream, ref))
-    return last.values()
+def _alike(op: Op, other: Op) -> bool:
+    """Whether two ops do the same."""
+    return op.work is other.work and op.stream == other.stream and op.chunk == other.chunk and op.held == other.held

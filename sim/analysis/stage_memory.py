@@ -65,8 +65,8 @@ def stage_memory(timeline: Timeline, lane: int) -> StageMemory:
     }
     extra = sum(every.values())
     time = held.time
-    if timeline.before is not None:
-        time += timeline.periods * (time - peak(timeline.before, lane).time)
+    if timeline.period and time >= timeline.period.end:
+        time += timeline.periods * timeline.period.seconds
     actor = timeline.lanes[lane]
     stage = timeline.stage(lane)
     most, capacity = held.bytes + extra, prices.gpu.memory

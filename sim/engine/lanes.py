@@ -55,6 +55,7 @@ class Lanes:
                 self._place.append(place)
                 self.ops += len(cohort.ops)
         self._known: list[dict[Work, Priced]] = [{} for _ in self.every]
+        self._rates: dict[int, tuple[TransferCost, tuple[float, ...]]] = {}  # by the object of a cost, which is kept
         self._turns: dict[int, list[int]] = {}  # by cohort
 
     def _actors(self, cohort: Cohort) -> Iterator[tuple[int, int, int]]:
@@ -105,8 +106,12 @@ class Lanes:
 
     def rates(self, cost: TransferCost) -> tuple[float, ...]:
         """Bytes per second of each part of a transfer that has its links for itself, as the network has it."""
-        capacity = self.op_costs.capacity
-        return tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
+        known = self._rates.get(id(cost))
+        if known is None:
+            capacity = self.op_costs.capacity
+            rates = tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
+            known = self._rates[id(cost)] = cost, rates
+        return known[1]
 
     def seconds(self, cost: TransferCost) -> float:
         """Seconds of a transfer that has its links for itself."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Generator, Hashable
 from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,6 @@ class _Known(NamedTuple):
     work: Work
     cost: Cost
     transfer: TransferCost | None  # its cost, where it is no block
-    rates: tuple[float, ...]  # of its parts, bytes per second
     seconds: float
     critical: float
     ahead: float
@@ -43,6 +42,7 @@ class _Known(NamedTuple):
 
 
 Cost = BlockCost | TransferCost
+Demands = dict[tuple[int, str], float]  # bytes per second by link and stream inside a block
 
 
 @dataclass
@@ -83,6 +83,7 @@ class Uncontended:
         self._blocked: dict[int, list[int]] = {}  # by op, the lanes that wait for it
         self._come: dict[Hashable, list[tuple[int, int, float]]] = {}  # (lane, op, seconds) by rendezvous that is not complete
         self._carried: set[int] = set()  # ops whose bytes another member of their rendezvous puts on the network
+        self._inside: dict[Hashable, Demands] = {}  # of blocks by cohort and collectives
         self._alike = True  # whether the members of each rendezvous take equally long
         self._free = list(range(len(lanes.every)))  # lanes that can go on
         complete = self._run() and self._alike
@@ -119,7 +120,7 @@ class Uncontended:
             known = works.get(op.work)
             if known is None:
                 known = works[op.work] = self._know(number, op)
-            _, costs[op_number], transfer, _, seconds, critical, ahead, behind, ops = known
+            _, costs[op_number], transfer, seconds, critical, ahead, behind, ops = known
             ops.append(op_number)
             if op.held:
                 self.times.resumptions[op_number] = Resumption(held, busy, max(ready, resumed + busy))
@@ -149,8 +150,8 @@ class Uncontended:
     def _know(self, lane: int, op: Op) -> _Known:
         cost, ahead, behind = self.lanes.priced(lane, op)
         if isinstance(cost, BlockCost):
-            return _Known(op.work, cost, None, (), cost.busy, cost.critical, ahead, behind, [])
-        return _Known(op.work, cost, cost, self.lanes.rates(cost), self.lanes.seconds(cost), 0.0, ahead, behind, [])
+            return _Known(op.work, cost, None, cost.busy, cost.critical, ahead, behind, [])
+        return _Known(op.work, cost, cost, self.lanes.seconds(cost), 0.0, ahead, behind, [])
 
     def _come_to(self, meeting: Meeting, lane: int, op: int, seconds: float) -> bool:
         """A lane comes to a rendezvous; whether it was the last one, with which all of them start."""
@@ -177,13 +178,17 @@ class Uncontended:
 
         A block is on the links of its collectives from its start to its end.
         """
-        demands = []
+        demands: list[tuple[_Known, Demands]] = []
         streams: dict[int, dict[tuple[int, str, str], float]] = {}  # transfers of one stream follow each other
         for lane, works in enumerate(self._works):
             for stream, every in works.items():
+                distinct_demands: dict[int, Demands] = {}
                 for known in every.values():
-                    demands.append((known, self._demands(lane, known)))
-                    for (link, inside), rate in demands[-1][1].items():
+                    own = self._demands(lane, known)
+                    demands.append((known, own))
+                    distinct_demands[id(own)] = own
+                for own in distinct_demands.values():
+                    for (link, inside), rate in own.items():
                         rates, place = streams.setdefault(link, {}), (lane, stream, inside)
                         rates[place] = max(rate, rates.get(place, 0.0))
         capacity = self.lanes.op_costs.capacity
@@ -192,8 +197,8 @@ class Uncontended:
             for link, rates in streams.items()
             if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING)
         }
-        for known, every_link in demands if crowded else ():
-            for (link, _), rate in every_link.items():
+        for known, own in demands if crowded else ():
+            for (link, _), rate in own.items():
                 if link in crowded:
                     crowded[link].append((known, rate / capacity[link]))
         distinct: dict[Hashable, list[tuple[_Known, float]]] = {}  # links with the same traffic
@@ -222,15 +227,23 @@ class Uncontended:
         over = change[order].cumsum() > 1 + 2 * ROUNDING
         return float(time[order][over].min(initial=inf))
 
-    def _demands(self, lane: int, known: _Known) -> dict[tuple[int, str], float]:
-        """By link and stream inside a block, the most bytes per second that a piece of work puts there at a time."""
-        transfers = [(known.transfer, known.rates, "")] if known.transfer else []
-        if isinstance(known.work, Block) and self.lanes.op_costs.lane is None:
-            inside = self.lanes.op_costs.inside(known.work, self.lanes.every[lane].cohort)
-            transfers = [(transfer, self.lanes.rates(transfer), stream) for transfer, stream in inside]
-        demands: dict[tuple[int, str], float] = {}
-        for transfer, rates, stream in transfers:
-            for (_, flows), rate in zip(transfer.parts, rates, strict=True):
+    def _demands(self, lane: int, known: _Known) -> Demands:
+        """What a piece of work puts on links; one object for blocks of a lane with the same collectives."""
+        if known.transfer:
+            return self._rates([(known.transfer, "")])
+        if self.lanes.op_costs.lane is not None:
+            return {}
+        cohort, block = self.lanes.every[lane].cohort, cast(Block, known.work)
+        key = cohort, *dict.fromkeys(work for _, work in self.lanes.op_costs.collectives_of(block))
+        if key not in self._inside:
+            self._inside[key] = self._rates(self.lanes.op_costs.inside(block, cohort))
+        return self._inside[key]
+
+    def _rates(self, transfers: list[tuple[TransferCost, str]]) -> Demands:
+        """By link and stream inside a block, the most bytes per second that one of these transfers puts there."""
+        demands: Demands = {}
+        for transfer, stream in transfers:
+            for (_, flows), rate in zip(transfer.parts, self.lanes.rates(transfer), strict=True):
                 for link, count in flows:
                     demands[link, stream] = max(demands.get((link, stream), 0.0), rate * count)
         return demands

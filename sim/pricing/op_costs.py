@@ -47,12 +47,12 @@ class OpCosts(CollectiveCosts):
         self.unequal = is_unequal(nominal(topology))  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
-        self._chains: dict[tuple[tuple[int, int], ...], BlockCost] = {}  # by the objects of `_runs`
+        self._slower: dict[tuple[int, float], BlockCost] = {}  # by the usual cost, an object of `_blocks`
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""
         other = super().under(prices)
-        other._blocks, other._runs, other._chains = {}, {}, {}
+        other._blocks, other._runs, other._slower = {}, {}, {}
         return other
 
     def on(self, rank: int) -> Prices:
@@ -73,12 +73,28 @@ class OpCosts(CollectiveCosts):
         """`block` as one sequence, its collectives at their price without contention, on a rank (−1: the first kind of GPU).
         factor: by which kernels take longer.
         """
-        key = (block, self._where(cohort, rank), factor)
+        where = self._where(cohort, rank)
+        key = (block, where, factor)
         cost = self._blocks.get(key)
         if cost is None:
-            runs = [(times, self._items(items, key[1], factor)) for times, items in block.runs]
-            alike = tuple((times, id(once)) for times, once in runs)  # of stages whose runs have one price
-            cost = self._blocks[key] = self._chains[alike] = self._chains.get(alike) or chained(runs)
+            if factor == 1.0:
+                cost = self._chained(block, where, factor)
+            else:  # stages with runs of one price have them of one price when kernels take longer, too
+                alike = id(self.block(block, cohort, rank=rank)), factor
+                cost = self._slower[alike] = self._slower.get(alike) or self._chained(block, where, factor)
+            self._blocks[key] = cost
+        return cost
+
+    def _chained(self, block: Block, where: Where, factor: float) -> BlockCost:
+        """The runs of a block one after the other; stages, and plans, whose runs have one price share it."""
+        runs = [(times, self._items(items, where, factor)) for times, items in block.runs]
+        alike = tuple((times, id(once)) for times, once in runs)
+        known = self.prices.chains.get(alike)
+        if known is None:
+            if len(self.prices.chains) > REMEMBERED:
+                self.prices.chains.clear()
+            known = self.prices.chains[alike] = runs, chained(runs)
+        cost: BlockCost = known[1]
         return cost
 
     def _items(self, items: SharedItems, where: Where, factor: float) -> BlockCost:

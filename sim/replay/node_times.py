@@ -8,7 +8,7 @@ from typing import cast
 
 import numpy as np
 
-from sim.op_index import op_index
+from sim.op_index import Integers, op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import Block
 from sim.replay.places import Column, Floats, Places
@@ -20,7 +20,7 @@ FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with
 @dataclass(eq=False, slots=True)
 class BlockTimes:
     """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long.
-    ops: how many ops of the step run it.
+    ops: how many ops of the last period of a steady state run it.
     """
 
     busy: Column
@@ -43,6 +43,10 @@ class PlayedCohort:
         self.lanes = [lane for lane, each in enumerate(timeline.lanes) if each.cohort == number]
         self.first = [timeline.offset[lane] for lane in self.lanes]
         self.ranks = [timeline.lanes[lane].rank for lane in self.lanes]
+
+    def in_period(self, ops: Integers) -> int:
+        """How many of these ops end in the last period of a steady state."""
+        return int(self.timeline.in_period[self.first[0] + ops].sum()) if self.timeline.period else 0
 
     def column(self, values: list[float]) -> Column:
         """See `Places.column`."""
@@ -95,7 +99,8 @@ class NodeTimes:
         blocks = []
         for place, op, same in op_index(step.cohort).works:
             if isinstance(op.work, Block):
-                blocks.append(_block(step, op.work, [cast(BlockCost, timeline.cost[at + place]) for at in step.first], len(same)))
+                costs = [cast(BlockCost, timeline.cost[at + place]) for at in step.first]
+                blocks.append(_block(step, op.work, costs, step.in_period(same)))
                 for number in same.tolist():
                     block[number] = blocks[-1]
         return cls(launched, step.columns(timeline.ends - timeline.starts), block, _added(step), held, [blocks])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -55,15 +56,20 @@ class Places:
 
     def __init__(self, timeline: Timeline) -> None:
         self.op_costs, self.grid = timeline.op_costs, timeline.program.grid
-        self.ranks = [self.grid.groups((), cohort.at).ravel() for cohort in timeline.program.cohorts]
+        self._at = [cohort.at for cohort in timeline.program.cohorts]
         self.inside = axes_inside(timeline.program)
-        inside = self.grid.group_of(self.ranks[0], self.inside)
+        inside = self.grid.group_of(self.grid.groups((), self._at[0]).ravel(), self.inside)
         _, self._example, self._place = np.unique(inside, return_index=True, return_inverse=True)
         self.count = len(self._example)
         lane, program = timeline.op_costs.lane, timeline.program
         self._lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
         allotted = np.array(program.allotments or np.zeros(len(self._place), np.int64))[self._example]
         self._own = [allotted == cohort.allotment for cohort in program.cohorts]
+
+    @cached_property
+    def ranks(self) -> list[Ids]:
+        """The ranks of each cohort."""
+        return [self.grid.groups((), at).ravel() for at in self._at]
 
     def column(self, cohort: int, values: list[float]) -> Column:
         """Values of a cohort's lanes: a number where all are equal, else of shape (places, 1)."""

@@ -99,11 +99,13 @@ class ProgramGraph:
             missing[lead] += len(awaited)
         ready = [number for number in range(count) if not missing[number] and leader[number] == number]
         for number in ready:
-            for member in together.get(number, (number,)):
-                for follower in followers[member]:
-                    missing[follower] -= 1
-                    if not missing[follower]:
-                        ready.append(follower)
+            after = followers[number]
+            for member in together.get(number, ())[1:]:
+                after = after + followers[member]
+            for follower in after:
+                missing[follower] -= 1
+                if not missing[follower]:
+                    ready.append(follower)
         return ready
 
     def nodes_in_order(self) -> Iterator[int]:

@@ -27,13 +27,6 @@ def repriced(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
     """Seconds of a played step under each of `prices` (see `OpCosts.under`), shape (prices,): with periods that were not played.
     Raises UserError for steps that are not replayed.
     """
-    steps = _steps(timeline, prices)
-    if timeline.before is not None:
-        steps = steps + timeline.periods * (steps - _steps(timeline.before, prices))
-    return steps
-
-
-def _steps(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
     return StepReplay(timeline, _Repricing(timeline, prices).times).times().steps
 
 
@@ -49,7 +42,7 @@ class _Repricing:
         """Those of a cohort."""
         result, played, slower = NodeTimes(), self._played.nodes, self._slower(step.lanes[0])
         blocks = {
-            op.work: self._costs(step, op.work, len(ops))
+            op.work: self._costs(step, op.work, step.in_period(ops))
             for _, op, ops in op_index(step.cohort).works
             if isinstance(op.work, Block)
         }

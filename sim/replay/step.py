@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple, cast
 
 import numpy as np
@@ -30,18 +31,42 @@ Factors = Floats | list[Floats]
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
 
-class Replayed:
-    """The step worked out anew. through: by cohort, when its places are, shape (places, samples)."""
+class PlayedPeriod(NamedTuple):
+    """The last period of a steady state worked out anew: by cohort, when its places came to its end, what they took for it, and
+    how long their GPUs compute in it.
+    """
 
-    def __init__(self, places: Places, through: list[Floats]) -> None:
-        self.places = places
+    ends: list[Floats]
+    seconds: list[Floats]
+    computing: list[Column]
+
+    def further(self, periods: int) -> Floats:
+        """Seconds that so many more periods add, shape (samples,): in each the ranks of a pipeline take what they took for the
+        last one, on their mean, and no less than any GPU computes. (One that is slower than others may not yet have held them up
+        after few microbatches.)
+        """
+        each = sum(self.seconds[1:], self.seconds[0]) / len(self.seconds)
+        for computing in self.computing:
+            each = np.maximum(each, computing)
+        ends = np.maximum.reduce(np.broadcast_arrays(*self.ends))
+        added: Floats = (ends + periods * each).max(axis=0) - ends.max(axis=0)
+        return added
+
+
+class Replayed:
+    """The step worked out anew. through: by cohort, when its places are, shape (places, samples); further: seconds that periods
+    add which were not played.
+    """
+
+    def __init__(self, places: Places, through: list[Floats], further: Floats | float = 0.0) -> None:
+        self.places, self._further = places, further
         samples = max(most.shape[1] for most in through)
         self.through = [np.broadcast_to(most, (places.count, samples)) for most in through]
 
     @cached_property
     def steps(self) -> Floats:
         """Seconds of the step, shape (samples,)."""
-        return self.places.latest(self.through)
+        return self.places.latest(self.through) + self._further
 
     @cached_property
     def ends(self) -> Floats:
@@ -56,13 +81,20 @@ class Meeting(NamedTuple):
     groups: Groups | None
 
 
-class _Drawn(NamedTuple):
-    """A block whose kernels take other times: busy and critical, the least that it is busy, and the most of critical."""
+class _Drawn:
+    """A block whose kernels take 1 + `more` times as long: how long it is busy, the least of that, and the most of `critical`."""
 
-    busy: Column
-    critical: Column
-    least: float
-    late: float
+    def __init__(self, block: BlockTimes, more: Column, extremes: tuple[float, float]) -> None:
+        self._block, self._more = block, more
+        self.busy = block.busy + more * block.busy_slope
+        ends = [block.slower(each) for each in extremes]  # times grow or shrink with `more`
+        self.least = min(busy if isinstance(busy, float) else float(busy.min()) for busy, _ in ends)
+        self.late = max(critical if isinstance(critical, float) else float(critical.max()) for _, critical in ends)
+
+    @cached_property
+    def critical(self) -> Column:
+        """Where launches matter."""
+        return self._block.critical + self._more * self._block.critical_slope
 
 
 def replay_of(timeline: Timeline) -> StepReplay:
@@ -87,6 +119,17 @@ class StepReplay:
         self.nodes = NodeTimes.joined(every)
         self._meetings = self._meet()
         self._order = list(self.graph.nodes_in_order())
+        self._periods = timeline.periods
+        self._marks = [self._mark(timeline, number) for number in range(len(every))] if timeline.periods else []
+
+    def _mark(self, timeline: Timeline, number: int) -> tuple[int, int]:
+        """The nodes of the last compute op of a cohort in the period before its last one, and in its last one."""
+        lane = next(lane for lane, each in enumerate(timeline.lanes) if each.cohort == number)
+        numbers = timeline.offset[lane] + op_index(self.program.cohorts[number]).compute
+        last = numbers[np.flatnonzero(timeline.in_period[numbers])[-1]]
+        more = int(timeline.in_period[timeline.offset[lane] :][: len(self.program.cohorts[number].ops)].sum())
+        node = self.graph.first[number] + int(last) - timeline.offset[lane]
+        return node - more, node
 
     def _meet(self) -> dict[int, Meeting]:
         """By node whose ranks meet others, or those of other cohorts, where they do."""
@@ -124,6 +167,8 @@ class StepReplay:
         ends: list[Any] = [None] * len(before)
         soonest = [0.0] * len(before)  # no place ends before
         uses, meetings = graph.uses.copy(), self._meetings
+        for number in chain.from_iterable(self._marks):
+            uses[number] += 1
         resumed: dict[int, Floats] | None = {} if nodes.held else None
         for number in self._order:
             ready, least = ORIGIN, 0.0
@@ -138,11 +183,11 @@ class StepReplay:
             most = launched if isinstance(launched, float) else float(launched.max())
             block = blocks[number]
             if block is not None:
-                busy, critical, shortest, late = drawn[block]
-                end = ready + busy
-                least += shortest
-                if most + late > least:  # the GPU or the host is through with it, whichever is later
-                    end = maximum(end, launched + critical)
+                times = drawn[block]
+                end = ready + times.busy
+                least += times.least
+                if most + times.late > least:  # the GPU or the host is through with it, whichever is later
+                    end = maximum(end, launched + times.critical)
                 if number in added:
                     end, least = end + added[number], least + float(np.min(added[number]))
                 ends[number] = end
@@ -155,7 +200,17 @@ class StepReplay:
                 else:
                     ends[number] = ready + (lasting[number] if transfers is None else self._perturbed(number, number, transfers))
             soonest[number] = least
-        return self._through(ends)
+        return Replayed(self.places, self._through(ends), self._further(ends, drawn))
+
+    def _further(self, ends: list[Floats], drawn: dict[BlockTimes, _Drawn]) -> Floats | float:
+        """What periods add that were not played."""
+        if not self._marks:
+            return 0.0
+        computing = [sum((block.ops * drawn[block].busy for block in blocks), 0.0) for blocks in self.nodes.blocks]
+        period = PlayedPeriod(
+            [ends[last] for _, last in self._marks], [ends[last] - ends[before] for before, last in self._marks], computing
+        )
+        return period.further(self._periods)
 
     def _start(self, meeting: Meeting, node: int, ends: list[Any], transfers: Transfers | None) -> None:
         """Start a collective whose nodes meet when the last of them is ready. ends: until then, when each is ready."""
@@ -176,23 +231,9 @@ class StepReplay:
         result = {}
         for cohort, blocks in enumerate(self.nodes.blocks):
             more = 0.0 if factors is None else factors[cohort] - 1
-            most = (0.0, 0.0) if factors is None else (float(np.min(more)), float(np.max(more)))
+            extremes = (0.0, 0.0) if factors is None else (float(np.min(more)), float(np.max(more)))
             for block in blocks:
-                ends = [block.slower(each) for each in most]  # times grow or shrink with `more`
-                least = min(busy if isinstance(busy, float) else float(busy.min()) for busy, _ in ends)
-                late = max(critical if isinstance(critical, float) else float(critical.max()) for _, critical in ends)
-                result[block] = _Drawn(*block.slower(more), least, late)
-        return result
-
-    def computing(self, kernels: Factors) -> list[Floats]:
-        """By cohort, the seconds in which the GPUs of each place compute, shape (places, samples). kernels: see `times`."""
-        factors = kernels if isinstance(kernels, list) else self.places.slowest(kernels)
-        result = []
-        for blocks, longer in zip(self.nodes.blocks, factors, strict=True):
-            total, more = np.zeros((self.places.count, longer.shape[1])), longer - 1
-            for block in blocks:
-                total += block.ops * block.slower(more)[0]
-            result.append(total)
+                result[block] = _Drawn(block, more, extremes)
         return result
 
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
@@ -204,12 +245,12 @@ class StepReplay:
         resumption = graph.resumption[number]
         return self.nodes.launched[number] + resumed[resumption] if resumption >= 0 else self.nodes.launched[number]
 
-    def _through(self, ends: list[Floats]) -> Replayed:
-        """When each rank has ended all of its ops."""
+    def _through(self, ends: list[Floats]) -> list[Floats]:
+        """By cohort, when each place has ended all of its ops."""
         through = []
         for last in self.graph.last:
             most = ORIGIN
             for number in last:
                 most = np.maximum(most, ends[number])
             through.append(most)
-        return Replayed(self.places, through)
+        return through

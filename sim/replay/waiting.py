@@ -12,8 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sim.replay.draws import drawn, samples_of, slowest_of_places
-from sim.replay.places import Floats
-from sim.replay.step import Factors, StepReplay, replay_of
+from sim.replay.step import Factors, replay_of
 from sim.timeline import Timeline
 from topologies.links.topology import gpu_kind
 
@@ -37,8 +36,6 @@ def waiting(timeline: Timeline, samples: int | None = None) -> GpuVariability:
     samples = samples or samples_of(replay.places.count)
     factors = _factors(timeline, replay.places.inside, samples)
     steps = replay.times(factors).steps
-    if timeline.before is not None:
-        steps = steps + timeline.periods * _period(replay, replay_of(timeline.before), steps, factors)
     mean = float(steps.mean())
     seconds = max(0.0, mean - timeline.step) / timeline.program.steps
     return GpuVariability(max(timeline.variability), seconds, float(steps.std()) / mean, samples)
@@ -55,13 +52,3 @@ def _factors(timeline: Timeline, inside: tuple[str, ...], samples: int) -> Facto
         return drawn(grid.world, samples, deviations[0])
     slowest = slowest_of_places(grid, tuple(sorted(inside)), deviations[0], samples)
     return [slowest[cohort.at.get("pp", 0)] for cohort in program.cohorts]
-
-
-def _period(long: StepReplay, short: StepReplay, steps: Floats, factors: Factors) -> Floats:
-    """Seconds of each further period, shape (samples,): what the last one adds to the step, but no less than any GPU computes
-    in it. A stage that is slower than others may not yet hold them up after few microbatches.
-    """
-    added = steps - short.times(factors).steps
-    for more, less in zip(long.computing(factors), short.computing(factors), strict=True):
-        added = np.maximum(added, (more - less).max(axis=0))
-    return added

@@ -30,7 +30,7 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
     played = plan if microbatches is None else plan.with_microbatches(microbatches)
     program = hook_of(plan.data_parallel).for_plan(played).program(model, played, work)
     if program is None:
-        program = _Lowering(model, played, work).program()
+        program = _Lowering(model, played, work, plan.microbatches).program()
     masked = _masked_flops(model, plan, model_flops)
     return replace(
         program,
@@ -57,9 +57,10 @@ def _unevenly(model: Model, plan: Resolved) -> Program:
 
 
 class _Lowering:
-    """Stages of all ranks, and what each pass of them waits for."""
+    """Stages of all ranks, and what each pass of them waits for. microbatches: of the whole step."""
 
-    def __init__(self, model: Model, plan: Resolved, work: ModelCosts) -> None:
+    def __init__(self, model: Model, plan: Resolved, work: ModelCosts, microbatches: int) -> None:
+        self.microbatches = microbatches
         self.plan, self.hook = plan, hook_of(plan.data_parallel).for_plan(plan)
         self.model, self.schedule = model, schedules[plan.schedule]
         ranks = plan.pp
@@ -142,7 +143,7 @@ class _Lowering:
             near = [self.stages.get(number + step) for step in (-1, 1)]
             before, after = (other is not None and other.rank != stage.rank for other in near)
             received, sent = sizes[number] if before else 0.0, sizes[number + 1] if after else 0.0
-            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(received, sent))
+            self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(received, sent, self.microbatches))
 
     def _step(self, ranks: int, sizes: dict[int, float]) -> None:
         """Every rank's passes and updates, after the step before."""

@@ -76,6 +76,7 @@ class Passes:
         before: tuple[Action, int, Ref] | None = None  # the first pass of a pair
         for action, following in zip_longest(self.order, self.order[1:]):
             position = len(self.ops)
+            self.cohort.passes.append(position)
             stage, ref, last = self._pass(action)
             if before is not None:
                 earlier, ref = self._turns(*before, action, position, ref)
@@ -161,11 +162,11 @@ class Passes:
         bytes of a microbatch that each stage is given, whose gradient it gives back.
         """
         result, width = {}, self.plan.bytes_per_element
-        for number, stage in self.flow.stages.items():
+        for stage in self.mine:
             for way, step, stream, label in (("F", 1, "pp next", "activations"), ("B", -1, "pp previous", "gradients")):
-                target = self.flow.neighbour(stage, step)
-                if stage.rank == self.rank and target is not None and target.rank != self.rank:
-                    size = sizes[target.number if way == "F" else number]
+                target = self.near[stage.number, step]
+                if target is not None and target.rank != self.rank:
+                    size = sizes[target.number if way == "F" else stage.number]
                     part = size / self.plan.tp if self.plan.splits(way) else size
-                    result[way, number] = stream, Send(part, target.rank, label, width=width)
+                    result[way, stage.number] = stream, Send(part, target.rank, label, width=width)
         return result

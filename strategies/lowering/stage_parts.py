@@ -101,17 +101,17 @@ class StageParts:
         """Bytes of an element, and elements, of each buffer of its modules."""
         return [sizes for part, count in self.kinds for sizes in part.buffers * count]
 
-    def buffers(self, received: float, sent: float) -> Memory:
+    def buffers(self, received: float, sent: float, microbatches: int) -> Memory:
         """What torch.distributed.pipelining holds for transfers of so many bytes from the stage before and to the stage after; 0
-        where there is none on another rank.
+        where there is none on another rank. microbatches: of the whole step.
 
         Buffers for what it will receive of every microbatch stay for the whole step (an activation is used where it was
         received), and a stage's result stays until its backward pass, also the logits (torch 2.13, PipelineStage).
         """
-        plan, head = self.plan, self.parts[-1]
+        head = self.parts[-1]
         self.received = received
         self.output = sent or head.logits
-        return (("buffer", plan.microbatches * (received + sent)),)
+        return (("buffer", microbatches * (received + sent)),)
 
     @once
     def sharded(self, shards: float) -> float:

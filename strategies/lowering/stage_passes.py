@@ -52,7 +52,7 @@ class StagePasses(StageParts):
         self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
 
-    @property
+    @cached_property
     def alone(self) -> bool:
         """Whether its rank shares its parameters with no other rank and nothing with the host."""
         return self.plan.copies == 1 and self.plan.offload is None and not self.host.checkpoints
@@ -65,11 +65,12 @@ class StagePasses(StageParts):
     def add(self, op: Op) -> Ref:
         """Append an op; its address. Raises UserError when a step has more than can be played in seconds and a gigabyte."""
         ops = self.cohort.ops
-        if len(ops) >= self._most:
+        number = len(ops)
+        if number >= self._most:
             raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
         op.chunk = self.chunk
         ops.append(op)
-        return Ref(self.rank, len(ops) - 1)
+        return Ref(self.rank, number)
 
     def copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool = False) -> None:
         """Add passes over so many bytes of memory to a compute op, at its end or before it. A profile with measured wrapping has

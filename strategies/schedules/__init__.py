@@ -10,6 +10,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from typing import Any, Literal
 
+from sim.analysis.repetition import PassesOfPeriod
 from strategies.schedules.order import Action, Order, Schedule, first_mistake
 from strategies.schedules.schedule_csv import read_schedule
 from topologies.reading import UserError
@@ -57,3 +58,23 @@ def _actions(schedule: Schedule, name: str, rank: int, ranks: int, microbatches:
             f"schedule '{name}': {weights} backward passes on rank {rank} of {ranks} ≠ {microbatches}·{chunks // schedule.copies}"
         )
     return order
+
+
+@lru_cache(maxsize=1024)
+def passes_of_period(name: str, ranks: int, microbatches: int, chunks: int, period: int) -> tuple[PassesOfPeriod, ...] | None:
+    """By rank, how the passes of a period of microbatches more repeat what it does before; None where they do something else."""
+    result = []
+    for rank in range(ranks):
+        short, long = (
+            [(action.kind, action.chunk, action.beside) for action in actions(name, rank, ranks, count, chunks)]
+            for count in (microbatches, microbatches + period)
+        )
+        more = len(long) - len(short)
+        end = next((number for number, pair in enumerate(zip(short, long, strict=False)) if pair[0] != pair[1]), len(short))
+        last = long[max(0, end - more) : end]
+        if 2 * more > end or long[end : end + more] != last or long[end - 2 * more : end - more] != last:
+            return None
+        if long[end + more :] != short[end:]:
+            return None
+        result.append(PassesOfPeriod(more, end))
+    return tuple(result)

@@ -13,8 +13,9 @@ import pytest
 from simpy import Environment
 
 from shardyard import read_job, simulate
-from sim.analysis.summary import summarise
-from strategies.predict import from_some_microbatches, prices_of, programs
+from sim.analysis.summary import Summary, summarise
+from strategies.job import Job
+from strategies.predict import predict, prices_of, programs
 
 pytestmark = pytest.mark.benchmark
 ROOT = Path(__file__).parents[2]
@@ -46,16 +47,22 @@ NARROW = GPT3 | {"cluster": "dgx-h100", "plan": GPT3["plan"] | {"tp": 4}}  # gro
 ESTIMATES = {"gpt3-175b on 512": GPT3, "gpt3-175b on 512, tp=4": NARROW, "llama-3.1-405b on 16384": LLAMA}
 
 
+def every_microbatch(job: Job) -> Summary:
+    """The step with all of its microbatches played."""
+    return summarise(simulate(job))
+
+
+@pytest.mark.parametrize("ask", [predict, every_microbatch], ids=["predict", "all microbatches played"])
 @pytest.mark.parametrize("kept", [False, True], ids=["another plan", "the same plan"])
 @pytest.mark.parametrize("job", ESTIMATES.values(), ids=ESTIMATES)
-def test_estimate(benchmark: Callable, job: dict, kept: bool) -> None:
-    """Lower, run and summarise in a process that has seen the cluster before. kept: and the plan, whose program is there."""
+def test_estimate(benchmark: Callable, job: dict, kept: bool, ask: Callable[[Job], Summary]) -> None:
+    """What users ask for in a process that has seen the cluster before. kept: and the plan, whose program is there."""
     asked = read_job(**job)
 
     def estimate():
         if not kept:
             programs.cache_clear()
-        return summarise(simulate(asked))
+        return ask(asked)
 
     summary = estimate()
     benchmark(estimate)
@@ -69,7 +76,10 @@ def test_estimate(benchmark: Callable, job: dict, kept: bool) -> None:
 
 
 MANY = dict(model="llama-3.1-70b", cluster="dgx-h100", nodes=8)
-CONTENDED = {
+LONG = {
+    "GPT-3, 4,000 microbatches": dict(
+        model="gpt3-175b", cluster="dgx-h100", nodes=8, plan=dict(tp=8, pp=8, accumulation=4000, sequence=2048)
+    ),
     "405B, 8 chunks, 288 microbatches": dict(
         model="llama-3.1-405b",
         cluster="dgx-h100",
@@ -85,17 +95,17 @@ CONTENDED = {
 }
 
 
-@pytest.mark.parametrize("given", CONTENDED.values(), ids=CONTENDED)
-def test_steps_that_contend(given: dict) -> None:
-    """Where transfers share links from the beginning on: seconds of CPU time of lower and play, the least of three."""
-    job = read_job(**given)
-    resolved, prices, times = job.resolve(), prices_of(job), []
+@pytest.mark.parametrize("given", LONG.values(), ids=LONG)
+def test_steps_of_many_microbatches(given: dict) -> None:
+    """Most share links from the beginning on: seconds of CPU time of another plan and of the same again, the least of three."""
+    job, times = read_job(**given), []
     for _ in range(3):
         programs.cache_clear()
-        start = process_time()
-        timeline = from_some_microbatches(job, resolved, prices) or simulate(job)
-        times.append(process_time() - start)
-    print(f"\n{min(times):.2f} s of CPU time, {timeline.events:,} events")
+        for _ in range(2):
+            start = process_time()
+            summary = predict(job)
+            times.append(process_time() - start)
+    print(f"\n{min(times[::2]):.3f} / {min(times[1::2]):.3f} s of CPU time, {summary.events:,} events")
 
 
 @pytest.mark.parametrize("nodes", [64, 4096])

@@ -20,7 +20,8 @@ def expand(program: Program, cohorts: set[int]) -> Program:
             others = (Ref(other, cut[other].last[position]) for other, position in op.after)
             op.after = (*others, *(Ref(number, position) for position in own))
         steady = cohort.steady and (last[cohort.steady[0] - 1] + 1, last[cohort.steady[1] - 1] + 1)
-        result.append(replace(cohort, ops=ops, steady=steady))
+        passes = [last[begin - 1] + 1 if begin else 0 for begin in cohort.passes]
+        result.append(replace(cohort, ops=ops, steady=steady, passes=passes))
     return replace(program, cohorts=result)
 
 

@@ -18,7 +18,7 @@ from sim.pricing.transfers.protocols import Shape
 from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
-from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start, Work
+from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology, Values
 
@@ -90,18 +90,16 @@ class CollectiveCosts(AlgorithmChoice):
     def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
         """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""
         for number, cohort in enumerate(self.program.cohorts):
-            seen: set[Work] = set()
-            for op in cohort.ops:
-                if op.work in seen:
+            inside: set[Collective] = set()
+            for op_work in dict.fromkeys(op.work for op in cohort.ops):
+                if not isinstance(op_work, Block):
+                    yield op_work, number, ""
                     continue
-                seen.add(op.work)
-                if not isinstance(op.work, Block):
-                    yield op.work, number, ""
-                    continue
-                streams = self.streams_of(op.work)
-                for _, work in self.collectives_of(op.work):
-                    if work not in seen:
-                        seen.add(work)
+                streams: dict[Collective, str] | None = None
+                for _, work in self.collectives_of(op_work):
+                    if work not in inside:
+                        inside.add(work)
+                        streams = self.streams_of(op_work) if streams is None else streams
                         yield work, number, streams.get(work, SIDE_STREAM)
 
     def siblings(self, work: Collective | Send, cohort: int) -> Traffic:

@@ -1,4 +1,4 @@
-"""A step that follows from one a period shorter is the one that is played, in every column and to the bit."""
+"""A step told from one a period shorter is the one that is played: its times, what it costs and what it holds, to the bit."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from shardyard import UserError, read_job
-from sim.analysis.longer_step import one_period_longer
+from sim.analysis.breakdown import breakdowns
+from sim.analysis.stage_memory import stage_memory
+from sim.analysis.steady_state import last_period
 from sim.engine.player import run
-from sim.timeline import Timeline
+from sim.timeline import Period, Timeline
 from strategies.predict import prices_of, program_of
+from strategies.schedules import passes_of_period
 
 WIDE = {"name": "wide", "hidden": 4096, "layers": 10, "heads": 32, "vocabulary": 8000, "context": 1024}
-COLUMNS = ("start", "end", "launched", "stretch", "cost", "owed", "resumptions", "offset", "events", "lanes")
 
 
 def steps(microbatches: int, period: int, nodes: int = 1, **plan: Any) -> tuple[Timeline, Timeline]:
@@ -43,18 +45,38 @@ CASES = {
 @pytest.mark.parametrize(("microbatches", "period", "plan"), CASES.values(), ids=CASES)
 def test_what_follows_is_what_is_played(microbatches: int, period: int, plan: dict[str, Any]) -> None:
     short, long = steps(microbatches, period, **plan)
-    follows = one_period_longer(short, long.program)
-    assert follows is not None
-    assert_equal(follows, long)
+    last = last_period_of(short, microbatches, period, **plan)
+    assert last is not None
+    assert_equal(short, last, long)
 
 
-def assert_equal(follows: Timeline, played: Timeline) -> None:
-    for name in COLUMNS:
-        assert getattr(follows, name) == getattr(played, name), name
-    assert follows.inside.keys() == played.inside.keys()
-    for number, block in follows.inside.items():
-        runs = [[(op.stream, op.start, op.end) for op in each.ops()] for each in (block, played.inside[number])]
-        assert runs[0] == runs[1]
+def last_period_of(short: Timeline, microbatches: int, period: int, **plan: Any) -> Period | None:
+    """Of a step of so many microbatches."""
+    schedule = plan.get("schedule", "1f1b")
+    chunks = plan.get("chunks", 2 if schedule in ("zb-v", "chimera", "dualpipe") else 1)
+    passes = passes_of_period(schedule, plan.get("pp", 1), microbatches, chunks, period)
+    return last_period(short, passes) if passes else None
+
+
+def assert_equal(short: Timeline, period: Period, played: Timeline) -> None:
+    """Each lane does what it did a period before from the end of the period on."""
+    told = replace(short, period=period, periods=1, events=short.events + period.events)
+    assert (told.step, told.events) == (played.step, played.events)
+    for lane, base in enumerate(short.offset):
+        own, all_of_them = (
+            slice(base, base + len(short.cohort(lane).ops)),
+            slice(played.offset[lane], played.offset[lane] + len(played.cohort(lane).ops)),
+        )
+        before, again = short.ends[own] < period.end, short.ends[own] >= period.end - period.seconds
+        for column in ("starts", "ends"):
+            times = getattr(short, column)[own]
+            expected = sorted([*times[before].tolist(), *(times[again] + period.seconds).tolist()])
+            assert sorted(getattr(played, column)[all_of_them].tolist()) == expected
+    assert breakdowns(told) == breakdowns(played)
+    assert [each.times for each in told.distinct] == [each.times for each in played.distinct]
+    assert [stage_memory(told, lane) for lane in range(len(told.lanes))] == [
+        stage_memory(played, lane) for lane in range(len(played.lanes))
+    ]
 
 
 def test_the_cases_are_what_they_say() -> None:
@@ -66,26 +88,13 @@ def test_the_cases_are_what_they_say() -> None:
         assert short.contended < short.step / 2
 
 
-def _programs(microbatches: int, period: int, plan: dict[str, Any]) -> Any:
-    short, long = steps(microbatches, period, **plan)
-    return short, long.program
-
-
 PAIRS = CASES["a pipeline whose microbatches repeat in pairs"][2]  # of 10 layers on 4 stages, neighbours are equally slow
 
 
 def test_a_step_that_has_not_come_into_a_steady_state_says_nothing() -> None:
     """Each second microbatch is alike, so one more is not known; and of three microbatches none comes after a full pipeline."""
-    assert one_period_longer(*_programs(17, 1, PAIRS)) is None
-    assert one_period_longer(*_programs(3, 2, PAIRS)) is None
-
-
-def test_programs_of_unlike_plans_are_no_period_apart() -> None:
-    """What is left to do has to be the same: with other buckets it is not."""
-    short, _ = steps(16, 2, **PAIRS)
-    other = steps(16, 2, **PAIRS | {"bucket": "1 MB"})[1]
-    assert one_period_longer(short, other.program) is None
-    assert one_period_longer(short, short.program) is None
+    for microbatches, period in ((17, 1), (3, 2)):
+        assert last_period_of(steps(microbatches, period, **PAIRS)[0], microbatches, period, **PAIRS) is None
 
 
 @settings(deadline=None, max_examples=20, suppress_health_check=list(HealthCheck), derandomize=True)
@@ -110,15 +119,13 @@ def test_whatever_follows_is_what_is_played(plan: dict[str, Any], microbatches: 
         short, long = steps(microbatches, period, nodes=2, **plan, **more)
     except UserError:
         return
-    follows = one_period_longer(short, long.program)
-    if follows is not None:
-        assert_equal(follows, long)
+    last = last_period_of(short, microbatches, period, **plan, **more)
+    if last is not None:
+        assert_equal(short, last, long)
 
 
 def test_events_are_not_said_where_something_contends_for_the_first_time_in_the_period() -> None:
     """Before it, and after it, a period has its own; so what says nothing is as long as a period is."""
     short, long = steps(6, 1)
-    says_nothing = [
-        one_period_longer(replace(short, contended=short.step * (at + 0.5) / 200), long.program) is None for at in range(200)
-    ]
+    says_nothing = [last_period_of(replace(short, contended=short.step * (at + 0.5) / 200), 6, 1) is None for at in range(200)]
     assert sum(says_nothing) / 200 == pytest.approx((long.step - short.step) / short.step, abs=0.01)
