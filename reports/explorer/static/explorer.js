@@ -5,6 +5,7 @@ import { Form, fromAddress, sections, toAddress } from "./form.js";
 import { curve, Memory } from "./plots.js";
 import { Timeline } from "./timeline.js";
 
+const CALM = 120;  // milliseconds without a change before the step over time is asked for: the next answer would wait for it
 const QUIET = 300;  // milliseconds without a change before the interval is asked for, which takes longest
 const main = $("main"), pinned = [];
 let drawing = null, answer = null, asked = null, texts = [], lane = null, searching = null;
@@ -44,6 +45,8 @@ async function update() {
 /** The step over time; the interval around it when nothing has changed for a while. */
 async function draw(hash) {
   const { signal } = drawing = new AbortController();
+  await new Promise(done => setTimeout(done, CALM));
+  if (signal.aborted) return;
   const data = await ask("timeline", { changes: texts }, signal).catch(error => {
     if (error.name === "AbortError") throw error;
     $("#timeline .readout").textContent = error.message;
