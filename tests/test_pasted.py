@@ -309,3 +309,12 @@ def test_what_to_buy_and_what_a_budget_is_good_for(job: str, tmp_path: Path) -> 
         (line,) = (line for line in lines if line.startswith(f"{name}: --cluster "))
         words = shlex.split(line.removeprefix(f"{name}: "))
         assert simulated(["--model", "gpt2-1.5b", *words, *given])["step_seconds"] == each["summary"]["step_seconds"]
+
+
+def test_advice_on_gpus_without_bf16() -> None:
+    """`simulate` finds a plan in fp16 there, and so does `advise`; pasted it is one that these GPUs have."""
+    given = ("--model", "bert-large", "--cluster", "dgx-1v", "--set", "plan.sequence=128", "--plan", "auto")
+    first = json.loads(call("advise", *given, "--json").stdout)["candidates"][0]
+    words = shlex.split(first["arguments"])
+    assert "plan.precision=fp16" in words
+    assert simulated([*given, *words])["step_seconds"] == first["step_seconds"]

@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies.job import Job
 from strategies.plan.plan import SEQUENCE, Plan
-from strategies.planner.advise import advise
+from strategies.planner.advise import advise, computing
 from strategies.planner.arguments import arguments_of
 from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.objective import Limits, objective
@@ -30,7 +30,6 @@ from topologies.reading import UserError
 WITHIN = 0.03  # of the best of the space: simulating on for less than what tells plans apart is not worth the seconds
 DEEPEST = 16  # pipeline stages
 OF_THE_BATCH = ("dp", "accumulation", "microbatches_per_replica")  # fields that say a plan's batch by its degrees
-PRECISIONS = ("bf16", "fp16", "fp32")  # the first that all GPUs compute in
 FEW = 16  # experts up to which all degrees are looked at: each is priced by itself
 CHOSEN = (
     "tp",
@@ -72,7 +71,7 @@ def with_auto_plan(job: Job) -> Job:
             raise UserError(f"{job.where}: {field} contradicts plan: auto, which chooses degrees: say global_batch instead")
     key = job.hash, said
     if key not in _CHOSEN:
-        _CHOSEN[key] = _chosen(_computing(job, said), said)
+        _CHOSEN[key] = _chosen(computing(job, said), said)
     other = replace(job, plan=_CHOSEN[key].plan)
     remark = f"plan: auto: {_CHOSEN[key].why}; as arguments: {arguments_of(job, other)}"
     return replace(other, remarks=(remark, *job.remarks))
@@ -87,14 +86,6 @@ def quick_way(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
     with suppress(UserError):
         plan = with_auto_plan(job).plan
         yield name_of(plan), {field: getattr(plan, field) for field in CHOSEN}
-
-
-def _computing(job: Job, said: Collection[str]) -> Job:
-    """The job in a precision that its GPUs have, where none was said."""
-    able = [dtype for dtype in PRECISIONS if all(dtype in gpu.peak for gpu in job.cluster.gpu_kinds)]
-    if "precision" in said or not able or job.plan.precision == able[0]:
-        return job
-    return replace(job, plan=job.plan.model_copy(update={"precision": able[0]}))
 
 
 def _chosen(job: Job, said: Collection[str]) -> Chosen:
