@@ -41,14 +41,15 @@ Hear = Callable[[dict[str, Any]], None]
 
 def calibrate(request: Request, hear: Hear) -> Result | None:
     """Measure and fit; parts whose prices are off by more than POOR where they were kept out of the fit are measured again, AGAIN
-    times at most, and said to be poor if that does not help; before that, but for a quick look, what others disturbed. None on
-    ranks other than 0; raises as `measure` does.
+    times at most, and said to be poor if that does not help; on cores before that, but for a quick look, what others disturbed.
+    None on ranks other than 0; raises as `measure` does.
     """
     measured = measure(request, hear)
     if measured is None:
         return None
+    patient = measured[0]["device"] == "cpu" and not request.quick and not under_launcher()  # others take no time of a GPU
     for extra in range(1, AGAIN + 1):
-        disturbed = {} if request.quick or under_launcher() else _disturbed(measured[1])
+        disturbed = _disturbed(measured[1]) if patient else {}
         if not disturbed:
             break
         said = ", ".join(f"{part} {len(keys)}" for part, keys in disturbed.items())
