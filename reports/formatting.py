@@ -126,18 +126,28 @@ def step_of(sequences: int, tokens: int) -> str:
     return plural(sequences, "sample") if tokens == 1 else f"{plural(sequences, 'sequence')} of {tokens:,} tokens"
 
 
+def unit_of(job: Job) -> str:
+    """What is counted of a job: tokens, or samples that are no sequences."""
+    return counted(job.get("plan", {}).get("sequence"))
+
+
+def counted(sequence: int | None) -> str:
+    """What a sample of so many tokens consists of: of one, it is counted itself."""
+    return "samples" if sequence == 1 else "tokens"
+
+
 def dollars(value: float) -> str:
     """`$1.06 M`."""
     return f"${count(value)}"
 
 
-def tokens_text(value: float) -> str:
+def tokens_text(value: float, unit: str = "tokens") -> str:
     """`15 T tokens`; a round power of ten as `10¹² tokens`."""
     if value <= 0:
-        return "0 tokens"
+        return f"0 {unit}"
     power = round(log10(value))
     round_power = value == 10.0**power and power > 3
-    return f"10{str(power).translate(_RAISED)} tokens" if round_power else f"{_apart(show(value, '', 3))} tokens"
+    return f"10{str(power).translate(_RAISED)} {unit}" if round_power else f"{_apart(show(value, '', 3))} {unit}"
 
 
 def bar(fraction: float, width: int) -> str:
@@ -191,13 +201,14 @@ def training(summary: Summary, job: Job) -> list[tuple[str, str]]:
     """(label, value) of GPU-hours, days, cost and energy of the training of job["tokens"]; without, GPU-hours of a billion tokens
     and what TOKENS cost. Money and energy by job["rates"], where they are.
     """
-    asked, rates = job.get("tokens"), job.get("rates")
+    asked, rates, unit = job.get("tokens"), job.get("rates"), unit_of(job)
     whole = None if rates is None else training_cost(summary, job)
     price = "no price is listed" if whole is None or whole.usd is None else f"{dollars(whole.usd)} at ${whole.rates.usd:.2f}/h"
     if not asked:
-        result = [("GPU-hours per 10⁹ tokens", digits(gpu_hours(summary, 1e9)))]
-        return [*result, (f"cost of {tokens_text(TOKENS)}", price)] if whole is not None and whole.usd is not None else result
-    of = tokens_text(float(asked))
+        result = [(f"GPU-hours per 10⁹ {unit}", digits(gpu_hours(summary, 1e9)))]
+        priced = whole is not None and whole.usd is not None
+        return [*result, (f"cost of {tokens_text(TOKENS, unit)}", price)] if priced else result
+    of = tokens_text(float(asked), unit)
     result = [(f"GPU-hours for {of}", digits(gpu_hours(summary, float(asked))))]
     if whole is None:
         return result

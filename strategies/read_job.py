@@ -27,7 +27,7 @@ from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
 from strategies.models.tracing.builders import is_module_source
 from strategies.models.tracing.model import remarks_of, traced_model
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of
 from strategies.overrides import merge, parse_changes, parsed
 from strategies.plan.batch import with_batch
 from strategies.plan.plan import Plan
@@ -128,7 +128,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     said = frozenset(plan.model_fields_set)
     if model.module is not None and "kernels" not in said:
         plan = plan.model_copy(update={"kernels": "torch"})
-    if model.module is not None and cluster.gpus > plan.pp and trace_of(model.module, 1, "bf16").synchronises:
+    if model.module is not None and cluster.gpus > plan.pp and structure_of(model.module).synchronises:
         plan = plan.model_copy(update={"sync_norm": True})  # as its SyncBatchNorms do
     plan, assumed = with_batch(plan, cluster.gpus, framework=bool(settings))
     name = base["name"] or (Path(path).stem if path else model.name)

@@ -7,7 +7,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from reports.figures.efficiency import Scaling, Size, efficiency
-from reports.formatting import PRICED, count, digits, dollars, percent, plural, rates_text, seconds, signed, size, tokens_text
+from reports.formatting import (
+    PRICED,
+    count,
+    counted,
+    digits,
+    dollars,
+    percent,
+    plural,
+    rates_text,
+    seconds,
+    signed,
+    size,
+    tokens_text,
+)
 from reports.page.page import Launch, Picture, Section, Sheet
 from topologies.reading import UserError
 
@@ -40,7 +53,7 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
     if not any(size.fits for line in data.lines.values() for size in line):
         sentences.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, efficiency=data.shares)
+    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, _unit(job), data.shares)
     return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(sentences), table=table)
 
 
@@ -64,10 +77,11 @@ def _refusals(cases: Iterable[tuple[str, Case]]) -> list[str]:
 
 
 def _answers(
-    first: str, rows: Sequence[tuple[str, Case]], total: float, efficiency: Mapping[str, Sequence[float]] | None = None
+    first: str, rows: Sequence[tuple[str, Case]], total: float, unit: str, efficiency: Mapping[str, Sequence[float]] | None = None
 ) -> Sheet:
     """A row per case that was not refused: its name, GPUs, step, rates, memory, and what `total` tokens take."""
-    columns = [first, "GPUs", "step", "tokens/s", "tokens/s/GPU", "MFU", "peak memory", f"days for {tokens_text(total)}", "cost"]
+    days = f"days for {tokens_text(total, unit)}"
+    columns = [first, "GPUs", "step", f"{unit}/s", f"{unit}/s/GPU", "MFU", "peak memory", days, "cost"]
     lines, places = [], Counter[str]()
     for name, case in rows:
         summary, whole = case.summary, case.training
@@ -109,7 +123,8 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     answer = whatif.ask(read, [({}, "", {}), *((changes, "", {}) for changes in inputs)], engine, total, price)
     named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in answer]
     named.sort(key=lambda pair: _cheapest(pair[1]))
-    sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {tokens_text(total)}; ✗ does not fit in memory."]
+    of = tokens_text(total, _unit(job))
+    sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {of}; ✗ does not fit in memory."]
     sentences += [f"Not possible: {why}." for why in _refusals(named)]
     gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
     rates = {gpus[name]: case.training.rates for name, case in named if case.training}
@@ -117,7 +132,11 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     sentences += [f"Prices: {'; '.join(prices)}."] if prices else []
     if unlisted := [gpu for gpu, each in rates.items() if each.usd is None]:
         sentences.append(f"No price is listed of {', '.join(unlisted)}: --price gives one.")
-    return Section(title, text=tuple(sentences), table=_answers("cluster", named, total))
+    return Section(title, text=tuple(sentences), table=_answers("cluster", named, total, _unit(job)))
+
+
+def _unit(job: Job) -> str:
+    return counted(job.plan.sequence_of(job.model))
 
 
 def _cheapest(case: Case) -> tuple[bool, float, float]:

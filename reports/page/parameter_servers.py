@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.figures.staleness import staleness
-from reports.formatting import count, digits, percent, seconds, size
+from reports.formatting import count, counted, digits, percent, seconds, size
 from reports.page.page import Picture, Section, Sheet, write_folder
 from reports.page.rendering import render
 from reports.tables.parameter_servers import asynchrony, labelled, settings
@@ -62,7 +62,8 @@ def _write(folder: Path, report: ServerReport) -> list[str]:
     }
     write_whole(folder / "servers.json", json.dumps(data, indent=1, ensure_ascii=False, default=str) + "\n")
     files = ["servers.json", *(f"{picture.name}.png" for picture in pictures)]
-    title = settings(report.answer, report.name) + f": {count(report.answer.tokens_per_second)} tokens/s"
+    unit = counted(report.answer.sequence)
+    title = f"{settings(report.answer, report.name)}: {count(report.answer.tokens_per_second)} {unit}/s"
     text = render(
         "server.html.j2",
         (picture.name for picture in pictures),
@@ -84,9 +85,10 @@ def _sections(report: ServerReport) -> list[Section]:
     picture = Picture("staleness", alt, staleness, report.by_staleness)
     sentences = ["How fast steps follow each other, not how fast the loss falls: stale gradients need more steps."]
     if report.reduced is not None:
-        ways = f"{count(report.reduced.tokens_per_second)} tokens/s in steps of {seconds(report.reduced.step_seconds)}"
+        ways = f"{count(report.reduced.tokens_per_second)} {counted(report.answer.sequence)}/s"
         sentences.append(
-            f"By all-reduce (DDP) the workers' {report.reduced.gpus:,} GPUs train {ways}, without servers or staleness."
+            f"By all-reduce (DDP) the workers' {report.reduced.gpus:,} GPUs train {ways} in steps of "
+            f"{seconds(report.reduced.step_seconds)}, without servers or staleness."
         )
     by_servers = Sheet(("servers", *COLUMNS[1:]), [_row(name, answer) for name, answer in report.by_servers.items()])
     return [

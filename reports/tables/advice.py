@@ -10,6 +10,7 @@ from rich.text import Text
 
 from reports.formatting import (
     count,
+    counted,
     digits,
     dollars,
     gigabytes,
@@ -39,12 +40,12 @@ MORE = "also tries schedules, other microbatches and orders of ranks, and proves
 
 def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableType:
     """Questions, candidates and why the first one wins; days and cost of so many tokens."""
-    table = Table(box=None, pad_edge=False)
+    table, unit = Table(box=None, pad_edge=False), counted(job.plan.sequence_of(job.model))
     for name in (
         "way to train",
         "",
         "step",
-        "tokens/s/GPU",
+        f"{unit}/s/GPU",
         "MFU",
         "peak memory",
         "exposed",
@@ -76,7 +77,7 @@ def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableT
     more = len(result.candidates) + len(result.slower) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []
-    rest += [Text(f"days and cost are of {tokens_text(tokens)}; {rates_text(rates, power=False)}", "dim")]
+    rest += [Text(f"days and cost are of {tokens_text(tokens, unit)}; {rates_text(rates, power=False)}", "dim")]
     rest += [Text(line, "dim") for line in _dropped(result, job)]
     rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}{_at_stake(result)}", "dim")]
     rest += notes_of(job)

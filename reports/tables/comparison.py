@@ -26,6 +26,7 @@ from reports.formatting import (
     tie_rule,
     tokens_text,
     training_cost,
+    unit_of,
 )
 from reports.tables.step import LEAST, UNEVEN, flatten, lacking
 from sim.analysis.summary import Summary
@@ -63,8 +64,10 @@ def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) 
     for name, values in _differences([job for _, _, job in runs]):
         table.add_row(Text(name, "dim"), *(Text(value) for value in values))
     table.add_section()
+    units = {unit_of(job) for _, _, job in runs}
+    unit = units.pop() if len(units) == 1 else "tokens"
     for label, show in _METRICS:
-        table.add_row(label, *(show(summary) for _, summary, _ in runs))
+        table.add_row(label.replace("tokens", unit), *(show(summary) for _, summary, _ in runs))
         if label == "bubble" and any(summary.uneven > UNEVEN for _, summary, _ in runs):
             table.add_row("  by uneven stages", *(percent(summary.uneven) for _, summary, _ in runs))
     for label, values in [*_costs(runs, any(delivered)), *_delivered(delivered)]:
@@ -75,7 +78,7 @@ def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) 
     for name in components(_seen(summary) for _, summary, _ in runs):
         spent = [summary.breakdown.get(name, 0.0) for _, summary, _ in runs]
         table.add_row(name, *_changes(spent, LEAST * runs[0][1].step_seconds))
-    caption = "★ most tokens/s/GPU of those that fit" if best else "no run fits"
+    caption = f"★ most {unit}/s/GPU of those that fit" if best else "no run fits"
     ties = [Text(tie_rule(), "dim")] if best and any(_tied(run, best) for run in fitting) else []
     return Group(
         table, Text(f"{caption}; components: seconds per step, and the change against the first", "dim"), *ties, *_notes(runs)
@@ -99,7 +102,8 @@ def _costs(runs: Sequence[Run], delivered: bool) -> list[tuple[str, list[str]]]:
         return []
     whole = [training_cost(summary, job) for _, summary, job in runs]
     prices = ["no price" if answer.rates.usd is None else f"${answer.rates.usd:.2f}" for answer in whole]
-    money, of = ["–" if answer.usd is None else dollars(answer.usd) for answer in whole], tokens_text(whole[0].tokens)
+    money = ["–" if answer.usd is None else dollars(answer.usd) for answer in whole]
+    of = tokens_text(whole[0].tokens, unit_of(runs[0][2]))
     rows = [("price of a GPU-hour", prices)] if several else []
     if delivered:
         return rows

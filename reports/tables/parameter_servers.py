@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from reports.formatting import bar, count, digits, percent, plural, seconds
+from reports.formatting import bar, count, counted, digits, percent, plural, seconds
 from strategies.lowering.parameter_servers import Answer
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ def overview(answer: Answer, name: str, reduced: Summary | None = None) -> Rende
         table.add_row(label, value)
     if reduced is not None:
         instead = (
-            f"{count(reduced.tokens_per_second)} tokens/s on the workers' {plural(reduced.gpus, 'GPU')}, no servers, no staleness"
+            f"{count(reduced.tokens_per_second)} {counted(answer.sequence)}/s on the workers' {plural(reduced.gpus, 'GPU')}, "
+            "no servers, no staleness"
         )
         table.add_row("by all-reduce instead", instead)
     heads = Text(settings(answer, name), "bold"), Text("updates missed by a gradient", "bold")
@@ -49,7 +50,7 @@ def labelled(answer: Answer) -> list[tuple[str, str]]:
     played, stale = answer.played, answer.played.staleness
     per_second = f"{digits(played.gradients_per_second)} of at most {digits(answer.most)}"
     return [
-        ("tokens/s", count(answer.tokens_per_second)),
+        (f"{counted(answer.sequence)}/s", count(answer.tokens_per_second)),
         ("gradients/s, all workers", f"{per_second} that the servers let through"),
         ("a worker's step", f"{seconds(played.seconds / answer.steps)}, of which compute {percent(played.computing)}"),
         ("links into / out of servers", f"{percent(played.pushing)} / {percent(played.pulling)} of capacity"),

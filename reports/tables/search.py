@@ -12,6 +12,7 @@ from rich.text import Text
 
 from reports.formatting import (
     TOKENS,
+    counted,
     digits,
     dollars,
     notes_of,
@@ -41,17 +42,18 @@ def overview(answer: Answer, job: Job, tokens: float | None, top: int, bar: Inte
     from strategies.planner.search.answer import pareto
 
     lines: list[RenderableType] = [Text(verdict(answer, job), "bold")]
+    unit = counted(job.plan.sequence_of(job.model))
     if answer.best is not None:
         if bar is not None:
             lines.append(Text(f"its step, {100 * bar.level:.0f} % interval: {spread(bar)}"))
         shown = answer.rows[: max(top, SHOWN)]
-        lines += ["", _plans("the best plans that were simulated", shown, answer, tokens)]
+        lines += ["", _plans("the best plans that were simulated", shown, answer, tokens, unit)]
         lines += [Text(tie_rule(), "dim")] if any(_tied(row, answer) for row in shown[1:]) else []
         front = pareto(answer.rows)
         unproven = f"not proven: {answer.interrupted}" if answer.interrupted else "--front proves it"
         proven = "proven" if answer.front else f"of what was simulated; {unproven}"
         if len(front) > 1 or answer.front:
-            lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, answer, tokens)]
+            lines += ["", _plans(f"Pareto front of time, cost and memory ({proven})", front, answer, tokens, unit)]
         lines += ["", Text(f"as arguments: {arguments(answer.best, job)}")]
     elif answer.interrupted:
         lines.append(Text("`shardyard simulate` with `--plan auto` and the same job finds the best of fewer plans, in seconds"))
@@ -125,16 +127,16 @@ def _plain(row: dict[str, Any], tokens: float | None) -> dict[str, Any]:
     return {name: value for name, value in row.items() if name not in ("scale", "pace", "spend", "bound")} | {"training": whole}
 
 
-def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: float | None) -> Table:
+def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: float | None, unit: str) -> Table:
     table = Table(title=title, title_justify="left", title_style="", box=None, padding=(0, 2, 0, 0))
     heads = [
         "",
         "step",
-        "tokens/s/GPU",
+        f"{unit}/s/GPU",
         "MFU",
         "memory",
         *(["goodput"] if answer.objective.delivered else []),
-        *(["days", "cost"] if tokens else [f"cost of {tokens_text(TOKENS)}"]),
+        *(["days", "cost"] if tokens else [f"cost of {tokens_text(TOKENS, unit)}"]),
         "plan",
     ]
     for head in heads:

@@ -29,6 +29,7 @@ from reports.formatting import (
     step_of,
     tokens_per_step,
     training,
+    unit_of,
 )
 from sim.analysis.stage_memory import StageMemory
 from sim.analysis.summary import Summary
@@ -44,7 +45,7 @@ def verdict(summary: Summary, job: Job) -> str:
     plan = job.get("plan", {})
     batch = f", {step_of(plan['global_batch'], plan['sequence'])}" if plan.get("sequence") and plan.get("global_batch") else ""
     what = f"{job.get('model', 'model')} on {job.get('cluster', 'cluster')} ({plural(summary.gpus, 'GPU')}){batch}"
-    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} tokens/s, MFU {mfu(summary)}"
+    speed = f"{seconds(summary.step_seconds)} per step, {count(summary.tokens_per_second)} {unit_of(job)}/s, MFU {mfu(summary)}"
     of = f"{gigabytes(worst.peak)} of {gigabytes(capacity)} GB"
     where = next((f" ({kind.gpu}, node {kind.node})" for kind in summary.gpu_kinds if kind.rank == worst.rank), "")
     if summary.fits:
@@ -117,17 +118,17 @@ def _hottest(summary: Summary) -> list[Text]:
 
 def headline(summary: Summary, job: Job) -> list[tuple[str, str]]:
     """(label, value) of the figures that come first, in the order in which people ask for them."""
-    worst = summary.worst
+    worst, unit = summary.worst, unit_of(job)
     return [
         _step(summary),
-        ("tokens/s", count(summary.tokens_per_second)),
-        ("tokens/s/GPU", count(summary.tokens_per_second_per_gpu)),
+        (f"{unit}/s", count(summary.tokens_per_second)),
+        (f"{unit}/s/GPU", count(summary.tokens_per_second_per_gpu)),
         ("MFU", percent(summary.mfu)),
         ("HFU", percent(summary.hfu)),
         ("peak memory", f"{gigabytes(worst.peak)} of {gigabytes(summary.memory_capacity)} GB"),
         ("exposed communication", percent(summary.exposed)),
         ("bubble", percent(summary.bubble)),
-        ("tokens per step", count(tokens_per_step(summary))),
+        (f"{unit} per step", count(tokens_per_step(summary))),
         *training(summary, job),
     ]
 

@@ -13,6 +13,7 @@ from rich.text import Text
 from reports.formatting import (
     bar,
     count,
+    counted,
     digits,
     dollars,
     notes_of,
@@ -62,15 +63,16 @@ def overview(
         where += f", {step_of(plan.global_batch, plan.sequence)}"
         reason = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
     lines: list[RenderableType] = [Text(f"{where}: {reason}", "bold"), ""]
-    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling))
+    unit = counted(job.plan.sequence_of(job.model))
+    lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling, unit))
     if len(base) > 1:
         changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))
         lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
-    about = f"days and cost are of {tokens_text(tokens)}, change is of the step"
+    about = f"days and cost are of {tokens_text(tokens, unit)}, change is of the step"
     if runs := [case.run.runs for case in (*base, *cases) if case.run is not None]:
         each = f"failures and checkpoints included: {plural(runs[0], 'run')} each, with the same failures"
-        about = f"days and cost are of {tokens_text(tokens)}, {each}"
+        about = f"days and cost are of {tokens_text(tokens, unit)}, {each}"
     about = about.removesuffix(", change is of the step") if tornado else about
     lines += ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     lines += [Text(line, "dim") for line in (*remarks, *_why_not(base, cases), *_arguments(job, cases))]
@@ -159,7 +161,7 @@ def _fit(case: Case) -> str:
     return f"{'fits' if case.summary.fits else 'too big'}: {size(worst)} of {size(capacity)}"
 
 
-def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
+def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, unit: str) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
     over_days = any(case.run is not None for case in (*base, *cases))
     replanned, batches = any(case.found for case in cases), _batches(base, cases)
@@ -169,7 +171,7 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> Table:
         *(["batch"] if len(batches) > 1 else []),
         "step",
         "change",
-        "tokens/s",
+        f"{unit}/s",
         "per GPU",
         "MFU",
         "memory",

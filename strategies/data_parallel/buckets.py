@@ -14,7 +14,8 @@ Sizes, unless the plan says one:
 * Megatron-LM of 2020 to 2022 (kernels=apex): all after the backward pass, or with overlap PyTorch's DDP (--DDP-impl).
 
 Buffers that ranks share out evenly (Megatron-LM's distributed optimizer) have gaps: each parameter starts, and each bucket ends,
-at a multiple of so many elements (`Alignment`). What fills the gaps is moved and held with the rest.
+at a multiple of so many elements (`Alignment`). What fills the gaps is moved and held with the rest. An embedding that two
+pipeline stages have is a bucket of its own there, but in chunks after the first, where all buckets are reduced together.
 """
 
 from __future__ import annotations
@@ -40,11 +41,12 @@ class Cut(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A parameter's gradient and when it is made."""
+    """A parameter's gradient and when it is made; shared: of an embedding that another pipeline stage has, too."""
 
     shape: Shape
     complete: Cut
     spread: bool
+    shared: bool = False
 
 
 class Bucket(NamedTuple):
@@ -82,7 +84,8 @@ def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     if not plan.hook.even_buckets:
         return Limits(first, size)
     experts = max(1, plan.shards // plan.ep_of_dp)
-    return Limits(first, size, aligned=(plan.kernel_set.alignment(plan.shards), plan.kernel_set.alignment(experts)))
+    dense, spread = (plan.kernel_set.alignment(ranks) for ranks in (plan.shards, experts))
+    return Limits(first, size, aligned=(dense._replace(shared_apart=dense.shared_apart and chunk == 0), spread))
 
 
 def _sizes(plan: Resolved, first: bool) -> tuple[float, float]:
@@ -107,6 +110,7 @@ def filled(gradients: Iterable[Gradient], of: Limits, end: Cut) -> list[Bucket]:
 def _filled(gradients: Sequence[Gradient], of: Limits, aligned: Alignment, end: Cut) -> list[Bucket]:
     result: list[Bucket] = []
     held, length, limit = list[Shape](), 0, of.first
+    previous = end
 
     def close(cut: Cut) -> None:
         nonlocal held, length, limit
@@ -116,12 +120,14 @@ def _filled(gradients: Sequence[Gradient], of: Limits, aligned: Alignment, end: 
 
     for gradient in gradients:
         size = math.prod(gradient.shape)
-        if of.fits and held and length + size > limit:
-            close(gradient.complete)
+        alone = gradient.shared and aligned.shared_apart
+        if held and (alone or (of.fits and length + size > limit)):
+            close(previous if alone else gradient.complete)
         held.append(gradient.shape)
         length = multiple(length, aligned.start) + size
-        if not of.fits and length >= limit:
+        if alone or (not of.fits and length >= limit):
             close(gradient.complete)
+        previous = gradient.complete
     if held:
         close(end if of.fits else gradients[-1].complete)
     return result

@@ -20,10 +20,13 @@ TRANSFORMER_ENGINE = ("delayed", "tensorwise", "blockwise", "mxfp8", "nvfp4")  #
 
 
 class Alignment(NamedTuple):
-    """Elements at whose multiples a parameter starts in its bucket, and a bucket ends."""
+    """Elements at whose multiples a parameter starts in its bucket, and a bucket ends; shared_apart: whether an embedding that
+    two pipeline stages have is a bucket of its own.
+    """
 
     start: int = 1
     end: int = 1
+    shared_apart: bool = False
 
 
 class KernelSet:

@@ -30,7 +30,7 @@ from strategies.layers.traced.layer_costs import traced_parts
 from strategies.layers.transformer import transformer_layer
 from strategies.models.model import Model
 from strategies.models.parts import Experts
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of, trace_of
 from strategies.plan.fine_tuning import Trained, trained_parts
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
@@ -85,7 +85,7 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
     rank, recompute = RankShapes(model, plan), plan.recompute
     if model.module is not None:
         traced = traced_parts(rank)
-        trace = trace_of(model.module, 1, "bf16")
+        trace = structure_of(model.module)
         tied = sum(math.prod(trace.parameters[name]) for name in trace.tied)
         handed_on = trace_of(model.module, plan.microbatch, plan.precision, plan.fused_attention, plan.tp).handed_on
         return ModelCosts(plan, *traced, batch=(), received=(), returned=(), tied=tied, handed_on=tuple(handed_on))

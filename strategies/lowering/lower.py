@@ -77,7 +77,7 @@ class _Lowering:
         if self.tied and work.tied_is_frozen:
             self.stages[self.last].tied_frozen, self.tied = work.tied, False
         if self.tied:
-            self.stages[self.last].tied = work.tied
+            self.stages[self.last].tied, self.stages[0].shared_embedding = work.tied, True
         self.handed_on = work.handed_on
         self.flow = Flow(plan, self.hook, self.schedule, self.stages)
         self.buffers: dict[int, Memory] = {}  # of pipeline ranks: held for transfers

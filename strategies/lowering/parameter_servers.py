@@ -46,6 +46,7 @@ class Answer:
     memory_capacity: float
     embeddings: Embeddings | None = None  # tables on the servers
     sparse: Traffic | None = None  # what of a worker's step is theirs
+    sequence: int = 0  # tokens of a sample; 1 where it is no sequence
 
     @property
     def fits(self) -> bool:
@@ -54,9 +55,9 @@ class Answer:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
-        tables = {} if self.embeddings else {"embeddings": None, "sparse": None}
+        hidden = {"sequence"} if self.embeddings else {"embeddings", "sparse", "sequence"}
         sparse = {"sparse": self.sparse._asdict()} if self.sparse else {}
-        return {key: value for key, value in (asdict(self) | sparse).items() if key not in tables} | {"fits": self.fits}
+        return {key: value for key, value in (asdict(self) | sparse).items() if key not in hidden} | {"fits": self.fits}
 
 
 def parameter_servers(
@@ -109,6 +110,7 @@ def parameter_servers(
         prices.gpu.memory,
         embeddings,
         sparse,
+        job.plan.sequence_of(job.model),
     )
 
 

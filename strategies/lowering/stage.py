@@ -51,7 +51,8 @@ class Stage(StagePasses):
             for gradient in self.parts[number].gradients:
                 if tied if gradient.tied else copied or not gradient.spread:
                     left = gradient.weights_left if weights_only else gradient.left
-                    yield Gradient(gradient.shape, Cut(number, left), gradient.spread)
+                    shared = gradient.tied or (self.shared_embedding and gradient is self.parts[0].gradients[-1])
+                    yield Gradient(gradient.shape, Cut(number, left), gradient.spread, shared)
 
     def reduce(
         self,

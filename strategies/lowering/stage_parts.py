@@ -60,12 +60,14 @@ class StageParts:
         self._elements = sum(count * part.parameters for part, count in self.kinds)
         self.tied = 0  # parameters of a second copy of the tied embedding
         self.tied_frozen = 0  # the same where it is not trained
+        self.shared_embedding = False  # whether another rank's stage has such a copy of its embedding
         self.received = self.output = 0.0  # bytes per microbatch, with kernels=torch: see `buffers`
 
     @property
     def differences(self) -> Hashable:
-        """What tells stages of the same parts apart: a second copy of the embedding, buffers, which bucket is the first."""
-        return self.tied, self.tied_frozen, self.received, self.output, self.rank == 0, self.chunk == 0
+        """What tells stages of the same parts apart: copies of the embedding, buffers, which bucket is the first."""
+        copies = self.tied, self.tied_frozen, self.shared_embedding
+        return *copies, self.received, self.output, self.rank == 0, self.chunk == 0
 
     @property
     def parameters(self) -> int:

@@ -15,7 +15,7 @@ from strategies.models.fields import ModelFields
 from strategies.models.importers import is_hugging_face, read_hugging_face
 from strategies.models.parts import Matrix
 from strategies.models.state_space import StateSpace
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of
 from topologies.reading import UserError, build, is_there, load_yaml, nearest
 
 _PRESETS = Path(__file__).parent / "presets"
@@ -228,7 +228,7 @@ class Model(ModelFields):
     def parameters(self) -> int:
         """Ψ: elements of the whole model; a tied head counts once."""
         if self.module is not None:
-            return sum(map(math.prod, trace_of(self.module, 1, "bf16").parameters.values()))
+            return sum(map(math.prod, structure_of(self.module).parameters.values()))
         layers = sum(count * self.layer_parameters(layer) for layer, count in self.layer_kinds)
         return self.embedding_parameters + layers + self.mtp_parameters + self.head_parameters
 
@@ -250,7 +250,7 @@ class Model(ModelFields):
         delta rules Megatron-LM's count is taken. sequence: of the encoder where there are two; the decoder's are `targets`.
         """
         if self.module is not None:
-            return batch * sum(op.flops for op in trace_of(self.module, 1, "bf16").ops if not op.backward)
+            return batch * sum(op.flops for op in structure_of(self.module).ops if not op.backward)
         tokens, targets = batch * sequence, batch * (self.targets or sequence)
         weights, attention, scans = 0, 0.0, 0.0
         for layer, count in (*self.layer_kinds, (self.layers - 1, self.mtp)):

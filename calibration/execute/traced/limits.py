@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from strategies.job import Job
 from strategies.models.tracing.records import BUILDERS, Module
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of
 
 FIELDS = {"sync_norm"}  # of a plan, that are carried out of a module besides those of a transformer
 OPTIONS = {"broadcast_buffers"}
@@ -23,7 +23,7 @@ DRAWING = ("dropout", "bernoulli", "rand")  # in names of operators that draw ra
 
 def draws(module: Module) -> bool:
     """Whether its passes draw random numbers."""
-    return any(word in op.name for op in trace_of(module, 1, "bf16").ops for word in DRAWING)
+    return any(word in op.name for op in structure_of(module).ops for word in DRAWING)
 
 
 def reasons(job: Job) -> Iterator[str]:
@@ -39,7 +39,7 @@ def reasons(job: Job) -> Iterator[str]:
             yield f"{axis}={degree}: a traced module is executed whole on every rank; its cuts are simulated"
     if plan.recompute != "none":
         yield f"recompute={plan.recompute}: a traced module keeps its activations; with batch statistics it would take them twice"
-    trace = trace_of(module, 1, "bf16")
+    trace = structure_of(module)
     if plan.sync_norm and draws(module):
         yield "sync_norm=true of a module that draws random numbers: one process draws of all ranks' samples at once"
     if plan.sync_norm and not trace.has_mean_loss:

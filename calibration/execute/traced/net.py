@@ -18,7 +18,7 @@ from calibration.execute.model import SEED
 from strategies.models.tracing.losses import loss_of
 from strategies.models.tracing.recorder import INPUTS, built
 from strategies.models.tracing.records import Module, Trace
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of, trace_of
 
 
 class Inputs:
@@ -49,7 +49,7 @@ def samples(module: Module, dtype: torch.dtype, leading: Sequence[int], device: 
     Floats are normally distributed; integers are less than the rows of every embedding, so that all of them can be looked up.
     """
     generator = torch.Generator().manual_seed(SEED)
-    embeddings = [op.inputs[0].shape[0] for op in trace_of(module, 1, "bf16").ops if op.name == "embedding"]
+    embeddings = [op.inputs[0].shape[0] for op in structure_of(module).ops if op.name == "embedding"]
     tensors = []
     for each in module.input:
         shape = (*leading, *each.shape)

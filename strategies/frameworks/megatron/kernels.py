@@ -30,9 +30,11 @@ class Megatron(KernelSet):
         """The distributed optimizer's parameters start at 128 bytes or a multiple, of 2 bytes each, and its buckets end where
         ranks have equal parts and the next one starts at 256 bytes; with large powers of two in them, NCCL's messages of many
         ranks keep their bandwidth (megatron/core/distributed/param_and_grad_buffer.py, _pad_start_of_param_if_needed,
-        _pad_end_of_bucket_if_needed). That two pipeline stages' copies of a tied embedding have buckets of their own is left out.
+        _pad_end_of_bucket_if_needed). Two pipeline stages' copies of a tied embedding have buckets of their own, so that the same
+        dp ranks own the same parts of both (_does_param_require_new_bucket).
         """
-        return Alignment(64, math.lcm(ranks, 2**16 if self.options.pad_buckets_for_high_nccl_busbw else 128))
+        end = 2**16 if self.options.pad_buckets_for_high_nccl_busbw else 128
+        return Alignment(64, math.lcm(ranks, end), shared_apart=True)
 
     def before_reduction(self, gradient: int, joined: bool, copies: int, scaled: bool) -> list[tuple[str, int]]:
         """Megatron-Core takes the norm of each bucket, to find NaN, and scales the bucket by 1/copies, unless the collective is

@@ -29,15 +29,28 @@ MEASURED = {
     "_log_softmax_backward_data": "log-softmax backward",
 }
 BINARY = ("add", "mul", "sub", "div")
+# Operators that write and read nothing, that read the rows of a table that are looked up, and that add to or set some rows.
+FILLS = frozenset(
+    """zero_ fill_ zeros ones full zeros_like ones_like full_like new_zeros new_ones new_full rand randn rand_like randn_like
+    bernoulli_ uniform_ normal_ exponential_ random_ arange""".split()
+)
+LOOKUPS = frozenset("index index_select gather take".split())
+SCATTERS = frozenset(
+    """index_put index_put_ _index_put_impl_ index_add index_add_ index_copy index_copy_ scatter scatter_ scatter_add scatter_add_
+    scatter_reduce scatter_reduce_""".split()
+)
 FREE = frozenset(
     "empty empty_strided empty_like new_empty new_empty_strided scalar_tensor lift_fresh set_ resize_ wait_tensor".split()
 )
 BATCH_NORM_BACKWARD = frozenset("native_batch_norm_backward cudnn_batch_norm_backward batch_norm_backward".split())
 WITHOUT_PRICE = frozenset(
-    """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _scaled_grouped_mm linalg_svd linalg_qr linalg_eigh linalg_cholesky_ex
-    _cdist_forward _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention _scaled_dot_product_cudnn_attention
-    _thnn_fused_lstm_cell _cudnn_rnn miopen_rnn mkldnn_rnn_layer grid_sampler_3d""".split()
+    """_fft_c2c _fft_r2c _fft_c2r _scaled_mm _scaled_grouped_mm cholesky_solve cholesky_inverse triangular_solve lu_unpack ormqr
+    geqrf _cdist_forward _pdist_forward _ctc_loss _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention
+    _scaled_dot_product_cudnn_attention _thnn_fused_lstm_cell _thnn_fused_gru_cell _cudnn_rnn miopen_rnn mkldnn_rnn_layer
+    grid_sampler_3d _int_mm _weight_int4pack_mm _weight_int8pack_mm _trilinear""".split()
 )
+OTHERS = "::"  # in names of operators that are not PyTorch's own
+ALGEBRA = ("linalg_", "_linalg_")  # decompositions and solvers, beside norms, which are sums
 Priced = tuple[Kernel, bool]  # a kernel, and whether it makes a parameter's gradient
 
 
@@ -65,9 +78,11 @@ def _asked(op: TracedOp) -> tuple[bool, ...]:
 def _kernels(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Iterator[Priced]:
     read, written = sum(t.bytes for t in op.inputs), sum(t.bytes for t in op.outputs)
     label = f"{op.label} {op.name}"
-    if op.name in WITHOUT_PRICE:
+    solves = op.name.startswith(ALGEBRA) and op.name not in (*REDUCTIONS, "linalg_cross")
+    if op.name in WITHOUT_PRICE or OTHERS in op.name or solves:
         raise UserError(
-            f"model: operator aten::{op.name} in {op.label} has no price: no class of the profile's kernels is like it"
+            f"model: operator {op.name if OTHERS in op.name else f'aten::{op.name}'} in {op.label} has no price: no class of the "
+            "profile's kernels is like it; trace the module without it, or with products and sums in its place"
         )
     if op.name in FREE or not op.outputs:
         return
@@ -103,6 +118,8 @@ def _kernels(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Iter
         )
     elif op.name in ("nll_loss_backward", "nll_loss2d_backward"):  # zeros, of which one per row is set
         yield _moved("memory", label, phase, written, dtype), False
+    elif (moved := _of_rows(op)) is not None:
+        yield _moved("memory", label, phase, moved, dtype), False
     else:
         kind = "reduction" if op.name in REDUCTIONS else "memory"
         alike = op.name in BINARY and len(op.inputs) == 2 and op.inputs[0].shape == op.inputs[1].shape
@@ -110,6 +127,33 @@ def _kernels(op: TracedOp, phase: str, dtype: str, has_parameters: bool) -> Iter
         bias = has_parameters and op.name == "sum"
         moved = read if bias else read + written
         yield _moved(kind, label, phase, moved, dtype, variant), bias
+
+
+def _of_rows(op: TracedOp) -> float | None:
+    """Bytes that operators move which do not read all that they are given: fills, copies, lookups, scatters; None of others.
+
+    A lookup reads as much as it writes, a scatter reads its rows, and what they are added to, which it writes; where it is not in
+    place, all rows are copied before.
+    """
+    written = sum(t.bytes for t in op.outputs)
+    numbers = sum(t.bytes for t in op.inputs if not t.floating)
+    if op.name in FILLS:
+        return written
+    if op.name == "copy_":
+        return op.inputs[-1].bytes + written
+    if op.name in LOOKUPS:
+        return 2 * written + numbers
+    if op.name in SCATTERS:
+        rows = max((float(t.elements * t.width) for t in op.inputs[1:] if t.floating), default=min(written, numbers))
+        copied = not (op.backward or op.name.endswith("_"))  # autograd adds to zeros in place, but where it is being recorded
+        return 3 * rows + numbers + 2 * written * copied
+    if op.name in ("_embedding_bag", "_embedding_bag_forward_only"):
+        table, indices = op.inputs[:2]
+        return float(indices.elements * table.shape[-1] * table.width) + numbers + written
+    if op.name in ("_embedding_bag_backward", "_embedding_bag_dense_backward"):  # zeros, to which rows are added
+        gradient, indices = op.inputs[:2]
+        return written + 3.0 * indices.elements * gradient.shape[-1] * gradient.width + numbers
+    return None
 
 
 def _moved(kind: str, label: str, phase: str, moved: float, dtype: str, variant: str = "") -> Kernel:

@@ -9,6 +9,7 @@ from strategies.models.importers.layer_types import kinds_of, known, per_layer
 from topologies.reading import UserError, shown
 
 MAMBA, HYBRID = "mamba", "hybrid"
+RENAMED = "linear_attention"  # as transformers 5 writes the first
 DEFAULT = [MAMBA] + [*[MAMBA] * 5, HYBRID] * 7 + [*[MAMBA] * 4, HYBRID] + [*[MAMBA] * 3, HYBRID] + [MAMBA] * 2
 
 
@@ -16,11 +17,14 @@ DEFAULT = [MAMBA] + [*[MAMBA] * 5, HYBRID] * 7 + [*[MAMBA] * 4, HYBRID] + [*[MAM
 def zamba2(config: Reader) -> dict[str, Any]:
     """Hybrid layers take `num_mem_blocks` blocks in turn, each with adapters of its own (models/zamba2/modular_zamba2.py)."""
     config.harmless("attention_hidden_size", "attention_head_dim", "mamba_headdim", "kv_channels", "num_logits_to_keep")
-    config.harmless("use_conv_bias", "use_shared_mlp_adapter", "mamba_time_step_limit")  # which the class does not ask
+    config.harmless("use_mamba_kernels", "use_conv_bias", "use_shared_mlp_adapter")
+    config.harmless("mamba_time_step_limit")  # which the class does not ask
     hidden = config.integer("hidden_size", 2560)
     absent = {"num_attention_heads": 32, "vocab_size": 32000, "max_position_embeddings": 4096, "num_hidden_layers": 54}
     fields = sizes(config, absent | {"hidden_size": 2560, "intermediate_size": 4 * hidden})
-    names = known(config, "layers_block_type", per_layer(config, "layers_block_type", fields["layers"], DEFAULT), (MAMBA, HYBRID))
+    listed_layers = per_layer(config, "layers_block_type", fields["layers"], DEFAULT)
+    listed_layers = [MAMBA if name == RENAMED else name for name in listed_layers]
+    names = known(config, "layers_block_type", listed_layers, (MAMBA, HYBRID))
     hybrids, listed = [layer for layer, name in enumerate(names) if name == HYBRID], config.value("hybrid_layer_ids")
     if listed is not None and listed != hybrids:
         raise UserError(f"{config.where}: hybrid_layer_ids={shown(listed)} must be the hybrid layers of layers_block_type")

@@ -10,7 +10,7 @@ from strategies.models.model import Model
 from strategies.models.parts import WIDTH
 from strategies.models.tracing.builders import module_of
 from strategies.models.tracing.records import Module
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of
 from topologies.reading import UserError, build
 
 
@@ -22,7 +22,7 @@ def traced_model(source: Any, given: Any, name: str | None = None, parallelize: 
     A sample of one sequence of numbers (`2048:int64`) has as many tokens, any other sample has one.
     """
     module = module_of(source, given, parallelize)
-    trace = trace_of(module, 1, "bf16")
+    trace = structure_of(module)
     tokens = module.input[0].shape[0] if len(module.input[0].shape) == 1 and module.input[0].dtype != "float" else 1
     handed_on = max(trace.boundaries) / 2  # elements of 16 bits
     if trace.frozen.issuperset(trace.parameters):
@@ -57,7 +57,7 @@ def _name(module: Module) -> str:
 def remarks_of(model: Model) -> list[str]:
     """What was run, what was found, and what was assumed."""
     assert model.module is not None
-    trace = trace_of(model.module, 1, "bf16")
+    trace = structure_of(model.module)
     inputs = ", ".join(f"{each.name} " * bool(each.name) + "×".join(map(str, each.shape)) for each in model.module.input)
     blocks = (
         f"{len(trace.blocks)} blocks, from '{trace.blocks[0]}' to '{trace.blocks[-1]}'"

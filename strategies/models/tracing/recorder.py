@@ -54,6 +54,13 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
         sizes = ", ".join("x".join(map(str, each.shape)) for each in module.input)
         why = f"{type(error).__name__}: {error}".splitlines()[0]
         hint = "; values of tensors cannot be looked at, as there are none" if "meta" in str(error) else ""
+        if counts := re.search(r"torch\.(nonzero|masked_select|unique\w*)|aten::(nonzero|masked_select|_?unique\w*)", why):
+            why = f"{counts[0]} makes as many rows as values say, and there are none"
+            hint = "; give every row its place (experts as torch.nn.functional.grouped_mm, masks as products)"
+        elif re.search("bfloat16|half|low precision", why, re.IGNORECASE):
+            hint = "; precision=fp32 may do, where operators know no 16 bits"
+        elif isinstance(error, TypeError | IndexError | KeyError) and "str" in why:
+            hint = "; inputs are tensors: give a dict's by name to a module of yours that makes the dict"
         if re.search(r"missing \d+ required positional|specify|must be provided|cannot be `?None", why):
             hint = "; other inputs have names, as --input 96:int64,decoder_input_ids=32:int64"
         raise UserError(f"model {module.source}: its passes on --input {sizes} failed: {why}{hint}") from error
@@ -72,9 +79,10 @@ def built(module: Module, dtype: torch.dtype, device: str = "meta") -> nn.Module
     if not isinstance(net, nn.Module):
         raise UserError(f"model {module.source}: made {type(net).__name__}, which is no torch.nn.Module")
     for name, each in net.named_modules():
-        if isinstance(each, nn.RNNBase):  # without a GPU PyTorch dispatches other operators, step by step
+        if isinstance(each, nn.RNNBase | nn.LSTMCell | nn.GRUCell):  # without a GPU PyTorch dispatches other operators
             what = f"{f'{name} is an ' if name else 'it is an '}nn.{type(each).__name__}"
-            why = "GPUs run it as one kernel of cuDNN, which no profile has measured"
+            kernel = "it as one kernel of cuDNN" if isinstance(each, nn.RNNBase) else "what follows its products as one kernel"
+            why = f"GPUs run {kernel}, which no profile has measured"
             raise UserError(f"model {module.source}: {what}: {why}; trace the module without it, or its products as nn.Linear")
     return net.to(device=device, dtype=dtype).train()
 

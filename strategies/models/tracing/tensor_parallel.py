@@ -67,8 +67,8 @@ def is_distributed(types: Any) -> bool:
 
 
 def name_of(func: Any) -> str:
-    """The name of an operator; of a collective with its namespace."""
+    """The name of an operator; of a collective, and of one that is not PyTorch's own, with its namespace."""
     name = str(func.overloadpacket.__name__)
     if func.namespace != COLLECTIVES:
-        return name
+        return name if func.namespace in ("aten", "prims") else f"{func.namespace}::{name}"
     return "wait_tensor" if name.startswith(("wait_tensor", "_wrap_tensor")) else f"{COLLECTIVES}.{name.rstrip('_')}"

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import lru_cache
 
 from strategies.models.tracing.records import Module, Trace
+from topologies.reading import UserError
 
 
 def trace_of(module: Module, batch: int, precision: str, fused_attention: bool = True, tp: int = 1) -> Trace:
     """The trace of a microbatch of `batch` samples on one of `tp` ranks. Raises UserError where the module cannot be run so."""
     return _trace(module, batch, {"tf32": "fp32"}.get(precision, precision), fused_attention, tp)
+
+
+@lru_cache(maxsize=64)
+def structure_of(module: Module) -> Trace:
+    """The trace of one sample, whatever the precision: in bf16, or in fp32 where operators know no other. Raises UserError."""
+    try:
+        return trace_of(module, 1, "bf16")
+    except UserError as error:
+        with suppress(UserError):
+            return trace_of(module, 1, "fp32")
+        raise error
 
 
 @lru_cache(maxsize=64)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from strategies.models.model import Model
 from strategies.models.tracing.records import Module
-from strategies.models.tracing.tracer import trace_of
+from strategies.models.tracing.tracer import structure_of, trace_of
 from topologies.reading import UserError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
         "loss_metrics",
     }:
         yield "framework: options of how a model is written are not for a traced module"
-    trace = trace_of(model.module, 1, "bf16")
+    trace = structure_of(model.module)
     if plan.sync_norm and not trace.norms:
         yield f"sync_norm=true: {model.name} has no batch normalisation"
     if plan.pp > 1 and trace.shared:

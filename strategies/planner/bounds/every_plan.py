@@ -16,7 +16,7 @@ Both are never more than what is simulated: waiting, contention, slower kernels 
 add. Strategies that write their own programs are not bounded (0).
 
 Passes that run beside each other take at least as long as the kernels of both. What is offloaded takes no memory of a GPU, and
-the CPUs of a node must read and write what its ranks update.
+the CPUs of a node must read and write what its ranks update. Where activations are offloaded only model states are counted.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def least(job: Job, prices: Prices) -> tuple[float, float]:
 
 
 def bounded(plan: Resolved) -> bool:
-    """Whether its schedule makes its program, and keeps activations on the GPU."""
-    return hook_of(plan.data_parallel).program is Hook.program and not plan.offload_activations
+    """Whether its schedule makes its program."""
+    return hook_of(plan.data_parallel).program is Hook.program
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
@@ -110,6 +110,7 @@ class _Bounding:
                 plan.layers,
                 plan.hook.local,
                 bounded(plan),
+                plan.offload_activations is None,
             )
             if key not in shapes:
                 shapes[key] = len(self.shapes)
@@ -140,6 +141,8 @@ class _Bounding:
         self._step(plan, layout, members, of, time, elements, experts)
         spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held", "frozen")}
         spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
+        if plan.offload_activations:  # how many are on the GPU depends on how soon copies end
+            spaces = {name: value if name == "frozen" else np.zeros_like(value) for name, value in spaces.items()}
         spaces["last"] = layout.last_part(chosen)
         for rank, starts in by_rank.items():
             assert isinstance(starts, Moments)

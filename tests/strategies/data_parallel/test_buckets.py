@@ -181,6 +181,28 @@ def test_gaps_between_parameters_and_behind_buckets() -> None:
     assert [bucket.shapes for bucket in closer] == [((100,), (10,)), ((500,),), ((7,),)]  # the second one ends at 138
 
 
+@pytest.mark.parametrize(("chunks", "apart"), [(1, True), (2, False)])
+def test_megatrons_shared_embedding_is_a_bucket_of_its_own(toy_job, chunks, apart) -> None:
+    """On both stages that have it, also where all other gradients are one bucket (_does_param_require_new_bucket); in a chunk
+    after the first, as an interleaved schedule's last stage is, buckets are one group. Not without the distributed optimizer.
+    """
+
+    def reduced(hook: str) -> list[list[float]]:
+        schedule = {"schedule": "interleaved", "chunks": chunks} if chunks > 1 else {}
+        job = toy_job(
+            8, 1, LLAMA | {"layers": 4, "tied": True}, data_parallel=hook, pp=2, microbatch=1, overlap=False, **schedule
+        )
+        works = [[op.work for op in cohort.ops] for cohort in lower(job.model, job.resolve()).cohorts]
+        return [[work.bytes / work.width for work in own if getattr(work, "label", "") == "gradients"] for own in works]
+
+    first, last = reduced("zero1")
+    table = 512 * 64.0
+    assert (first.count(table), first[-1]) == (1, table)  # the lookup's is the last that a backward pass makes
+    assert (last.count(table), last[0] == table) == (apart, apart)  # and the head's the first
+    assert table not in [size for sizes in reduced("ddp") for size in sizes]
+    assert sum(first) == pytest.approx(sum(reduced("ddp")[0]), rel=0.01)  # with 64 and 128 to be padded to
+
+
 def moved(job) -> dict[str, float]:
     """Elements of the gradients that are reduced, and of the parameters that are gathered, in a step."""
     (cohort,) = lower(job.model, job.resolve()).cohorts
@@ -240,7 +262,7 @@ def test_experts_have_buckets_that_fewer_ranks_share(toy_job) -> None:
         overlap=False,
     )
     plan = job.resolve()
-    assert limits(plan).aligned == (Alignment(64, 384), Alignment(64, 128))
+    assert limits(plan).aligned == (Alignment(64, 384, True), Alignment(64, 128, True))
     work = parts(job.model, plan)
     spread, dense = Stage(0, 0, 0, None, [work.embedding, *work.stage(0, 1), work.head], plan, job.model).buckets()
     assert (spread.spread, spread.elements, spread.padding) == (True, 24 + 48, 128 - 72)  # down at 0, gate and up at 64 … 112

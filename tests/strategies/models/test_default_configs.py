@@ -15,6 +15,7 @@ from topologies.reading import UserError
 CLASSES = {
     "arcee": "ArceeForCausalLM",
     "bamba": "BambaForCausalLM",
+    "camembert": "CamembertForMaskedLM",
     "codegen": "CodeGenForCausalLM",
     "cwm": "CwmForCausalLM",
     "dots1": "Dots1ForCausalLM",
@@ -27,6 +28,8 @@ CLASSES = {
     "glm4_moe_lite": "Glm4MoeLiteForCausalLM",
     "gpt_bigcode": "GPTBigCodeForCausalLM",
     "gpt_neo": "GPTNeoForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "glm": "GlmForCausalLM",
     "granitemoe": "GraniteMoeForCausalLM",
     "granitemoehybrid": "GraniteMoeHybridForCausalLM",
     "granitemoeshared": "GraniteMoeSharedForCausalLM",
@@ -40,6 +43,9 @@ CLASSES = {
     "nemotron_h": "NemotronHForCausalLM",
     "phimoe": "PhimoeForCausalLM",
     "seed_oss": "SeedOssForCausalLM",
+    "mt5": "MT5ForConditionalGeneration",
+    "xlm-roberta": "XLMRobertaForMaskedLM",
+    "zamba2": "Zamba2ForCausalLM",
 }
 CHANGES: dict[str, dict[str, Any]] = {
     "nemotron": {"head_dim": 128, "num_key_value_heads": 8},  # without, the class cannot be made
