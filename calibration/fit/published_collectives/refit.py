@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
 
 from calibration.fit.published_collectives.fit import (
     Bounds,
@@ -30,7 +29,7 @@ from calibration.fit.published_collectives.fit import (
     summary,
 )
 from calibration.fit.published_collectives.rows import Row, alternate, node_rows, sweep_rows
-from calibration.fit.published_kernels.refit import tidy
+from calibration.fit.published_kernels.refit import file_of, rewrite, tidy
 from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import FOLDER, load_profile
@@ -38,7 +37,6 @@ from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice,
 from sim.pricing.transports import load_transport
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
-from topologies.documents.writing import write_whole
 
 CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": "hgx-b200", "l40s": "pcie-l40s"}
 LINKS = {"l40s": ("pcie",)}  # kinds between the GPUs of a node, where they are not NVLink alone
@@ -139,8 +137,7 @@ def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
 
 def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Sequence[Row], between: bool = False) -> None:
     """Put the prices of collectives, their errors and ranges into the profile's file."""
-    path = FOLDER / f"{name}.yaml"
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data = file_of(name)
     overhead = data.pop("overhead")
     data["links"] = links(profile.links)
     data["collective_launch"] = tidy(profile.collective_launch, "us")
@@ -161,18 +158,17 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
         field: [float(min(values)), float(max(values))]
         for field, values in (("ranks", [row.ranks for row in rows]), ("bytes", [row.bytes for row in rows]))
     }
-    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+    rewrite(name, data)
 
 
 def refit_rings(name: str) -> None:
     """Write steps of rings between nodes into the file of the shipped profile `name`, after `refit_network`."""
-    path = FOLDER / f"{name}.yaml"
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data = file_of(name)
     tail = {key: data.pop(key) for key in list(data)[list(data).index("copy_rate") :]}
     note = data["provenance"]["links"]
     note["rule"] = note["rule"].partition(" rings:")[0] + f" {RINGS}."
     data["rings"] = links(rings(load_profile(name)).rings)
-    write_whole(path, yaml.safe_dump(data | tail, sort_keys=False, width=130, allow_unicode=True))
+    rewrite(name, data | tail)
 
 
 def error_figures(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:

@@ -14,15 +14,12 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import yaml
 
 from calibration.fit.published_kernels.common import ATTENTION_BOUNDS, Array, attention_curve, loss, minimise, spread
-from calibration.fit.published_kernels.refit import described, tidy
+from calibration.fit.published_kernels.refit import described, file_of, rewrite, tidy
 from sim.pricing.kernel_curves import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
-from sim.pricing.profile_file import signed
-from sim.pricing.shipped import FOLDER, load_profile
+from sim.pricing.shipped import load_profile
 from topologies.cluster_files import load_gpu
-from topologies.documents.writing import write_whole
 
 MEASURED = {"mi300x": "mi300x", "mi325x": "mi300x", "mi355x": "mi355x"}  # profile -> the accelerator that was measured
 RATES = {  # batch, heads, sequence: TFLOP/s forward and backward of an MI300X, then of an MI355X; 8 key and value heads
@@ -95,12 +92,11 @@ def fit(gpu: Hardware, name: str) -> tuple[AttentionCurve, dict[str, Array]]:
 
 def refit(name: str) -> None:
     """Rewrite `attention` of the shipped profile `name`."""
-    path = FOLDER / f"{name}.yaml"
     curve, errors = fit(load_gpu(load_profile(name).gpu), MEASURED[name])
     out = np.concatenate([errors["forward"], errors["backward"]])
     median = {part: tidy(float(np.median(np.abs(error)))) for part, error in errors.items()}
     print(name, described(curve), median)
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    data = file_of(name)
     data["attention"] = described(curve)
     data["provenance"]["attention"] = PROVENANCE | {
         "machine": f"one {MEASURED[name]}",
@@ -111,8 +107,7 @@ def refit(name: str) -> None:
         "measured_range": RANGES,
         "spread": {"large": [tidy(each) for each in spread(out)]},
     }
-    data.pop("digest", None)
-    write_whole(path, yaml.safe_dump(signed(data), sort_keys=False, width=130, allow_unicode=True))
+    rewrite(name, data)
 
 
 RANGES = {"batch": [1.0, 8.0], "heads": [32.0, 64.0], "head_dim": [128.0, 128.0], "queries": [1024.0, 16384.0]}

@@ -20,14 +20,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import yaml
 
 from calibration.fit.published_kernels.common import Array, minimise
-from calibration.fit.published_kernels.refit import described, tidy
+from calibration.fit.published_kernels.refit import described, file_of, rewrite, tidy
 from sim.pricing.kernel_curves import AttentionCurve, Hardware, attention_backward_seconds, attention_seconds
-from sim.pricing.shipped import FOLDER, load_profile
+from sim.pricing.shipped import load_profile
 from topologies.cluster_files import load_gpu
-from topologies.documents.writing import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -87,9 +85,8 @@ def measured(tables: Path, name: str) -> pd.DataFrame:
 
 def refit(tables: Path, name: str) -> None:
     """Rewrite `older` of the shipped profile `name`."""
-    path, profile = FOLDER / f"{name}.yaml", load_profile(name)
+    data, profile = file_of(name), load_profile(name)
     rows, gpu = measured(tables, name), load_gpu("gb200" if name == "b200" else profile.gpu)
-    data = yaml.safe_load(path.read_text(encoding="utf-8"))
     provenance: dict[str, Any] = {}
     data["older"] = {}
     for attention, impl in IMPLEMENTATIONS.items():
@@ -112,7 +109,7 @@ def refit(tables: Path, name: str) -> None:
         "errors": provenance,
         **BLACKWELL.get(name, {}),
     }
-    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+    rewrite(name, data)
 
 
 PROVENANCE: dict[str, Any] = {

@@ -21,10 +21,12 @@ import yaml
 from calibration.fit.published_kernels.common import Array, fit_attention, fit_backward, spread, summary
 from calibration.fit.published_kernels.products import LIMIT_BOUNDS, fit_gemm, normally_limited
 from sim.pricing.kernel_curves import AttentionCurve, GemmCurve, Hardware
+from sim.pricing.profile_file import signed, verified
 from sim.pricing.shipped import FOLDER, load_profile
 from topologies.cluster_files import load_gpu
 from topologies.documents.writing import write_whole
 from topologies.hardware import Gpu
+from topologies.reading import load_yaml
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -49,6 +51,8 @@ def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     for optional in ("aligned", "early"):
         if not data.get(optional):
             data.pop(optional, None)
+    if data.get("batched") == 1:
+        data.pop("batched")
     for name, value in data.items():
         if name == "tiles":
             data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
@@ -114,7 +118,7 @@ def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dic
     if dtype == "fp8":
         other = data["gemm"]["bf16"]
         return {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"]}
-    source = _file("h200")["gemm"]["bf16"]
+    source = file_of("h200")["gemm"]["bf16"]
     if name in SAME_BOARD:
         return {key: source[key] for key in LIMIT_BOUNDS}
     if name not in SUSTAINED:
@@ -126,7 +130,7 @@ def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dic
 
 def refit(tables: Path, name: str) -> None:
     """Fit the prices of products and attention of the shipped profile `name` to the raw tables in `tables`; rewrite its file."""
-    data, profile = _file(name), load_profile(name)
+    data, profile = file_of(name), load_profile(name)
     gpu = load_gpu(profile.gpu)
     provenance = data["provenance"]["gemm"]
     provenance["beside"] = {}
@@ -148,8 +152,7 @@ def refit(tables: Path, name: str) -> None:
     if name in NORMAL:
         _set_limit(tables, name, data, gpu, profile.throttling)
     _refit_attention(tables, name, data, gpu)
-    path = FOLDER / f"{name}.yaml"
-    write_whole(path, yaml.safe_dump(data, sort_keys=False, width=130, allow_unicode=True))
+    rewrite(name, data)
 
 
 def _set_limit(tables: Path, name: str, data: dict[str, Any], gpu: Gpu, throttling: float) -> None:
@@ -163,10 +166,15 @@ def _set_limit(tables: Path, name: str, data: dict[str, Any], gpu: Gpu, throttli
     print(name, "limit", limit, {kind: float(np.median(error)) for kind, error in errors.items()}, flush=True)
 
 
-def _file(name: str) -> dict[str, Any]:
-    """The shipped profile as it stands in its file now."""
-    data: dict[str, Any] = yaml.safe_load((FOLDER / f"{name}.yaml").read_text(encoding="utf-8"))
-    return data
+def file_of(name: str) -> dict[str, Any]:
+    """The shipped profile as it stands in its file now, without its digest."""
+    path = FOLDER / f"{name}.yaml"
+    return verified(load_yaml(path), path)
+
+
+def rewrite(name: str, data: Mapping[str, Any]) -> None:
+    """Write the shipped profile `name` with the digest of what it says now."""
+    write_whole(FOLDER / f"{name}.yaml", yaml.safe_dump(signed(data), sort_keys=False, width=130, allow_unicode=True))
 
 
 def _refit_attention(tables: Path, name: str, data: dict[str, Any], gpu: Hardware) -> None:

@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.fit.published_kernels import amd_attention
+from calibration.fit.published_kernels import amd_attention, amd_products, refit
 from calibration.fit.published_kernels.common import fit_backward, heldout
 from calibration.fit.published_kernels.products import LARGE, benchmarked, nearest
 from calibration.fit.published_kernels.refit import NORMAL, TABLES, normal_products, products
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.shipped import load_profile, profile_for, profile_names
+from sim.pricing.shipped import FOLDER, load_profile, profile_for, profile_names
 from sim.program import Kernel
 from topologies.cluster_files import gpu_names, load_gpu
 from topologies.reading import UserError
@@ -25,6 +25,18 @@ def test_shipped_names() -> None:
     assert profile_names() == [
         *("a100", "b200", "cpu-gloo", "gaudi2", "gaudi3", "generic", "h100", "h200", "l40s", "mi300x", "mi325x", "mi355x", "v100")
     ]
+
+
+def test_a_profile_that_is_fitted_anew_is_signed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "v100.yaml"
+    path.write_text((FOLDER / "v100.yaml").read_text())
+    monkeypatch.setattr(refit, "FOLDER", tmp_path)
+    for launch in ("6 us", "7 us"):  # the second time a file that is signed
+        refit.rewrite("v100", refit.file_of("v100") | {"launch": launch})
+    assert load_profile(path) == load_profile("v100").model_copy(update={"launch": 7e-6})
+    path.write_text(path.read_text().replace("launch: 7 us", "launch: 8 us"))
+    with pytest.raises(UserError, match="not as it was written"):
+        load_profile(path)
 
 
 def test_no_gpu_has_two_profiles() -> None:
@@ -139,6 +151,18 @@ def test_products_of_normally_distributed_operands_are_in_the_middle_of_what_was
         assert len(off) > 150
         assert np.median(off) == pytest.approx(0, abs=0.02)
         assert np.median(np.abs(off)) < 0.09
+
+
+@pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in amd_products.TYPICAL for dtype in amd_products.TYPES])
+def test_products_of_amd_together_take_as_long_as_published(name: str, dtype: str) -> None:
+    prices = Prices(load_profile(name), load_gpu(name))
+    assert amd_products.attained(prices, dtype) == pytest.approx(amd_products.TYPICAL[name][dtype], rel=1e-3)
+
+
+@pytest.mark.parametrize(("kept_out", "error"), [(False, 0.07), (True, 0.04)])
+def test_single_products_of_cdna_4_are_as_far_off_as_stated(kept_out: bool, error: float) -> None:
+    prices = Prices(load_profile("mi355x"), load_gpu("mi355x"))
+    assert np.median(np.abs(amd_products.errors(prices, kept_out))) == pytest.approx(error, abs=0.005)
 
 
 @pytest.mark.parametrize(("name", "measured"), amd_attention.MEASURED.items())
