@@ -16,7 +16,7 @@ from calibration.published import Row
 from sim.analysis.summary import Summary, summarise
 from strategies.job import Job
 from strategies.planner.search.workers.executors import engine
-from strategies.planner.uncertainty import LAUNCH, interval_of
+from strategies.planner.uncertainty import LAUNCH, around, deviations
 from strategies.predict import played, uncollected
 from topologies.reading import UserError
 
@@ -148,7 +148,9 @@ def _predicted(row: Row, job: Job) -> dict[str, Any]:
     timeline = played(job)  # as `simulate` does
     summary = summarise(timeline)
     seconds, gpu = summary.step_seconds, job.cluster.node.gpu
-    bar = interval_of(timeline, seconds)
+    parts = deviations(timeline, launch=1.0)
+    elasticity = parts.pop("launch", 0.0)
+    bar = around(seconds, {**parts, "launch": elasticity * LAUNCH})
     fields: dict[str, Any] = {
         "gpu": gpu.name,
         "strategy": strategy(job),
@@ -158,8 +160,8 @@ def _predicted(row: Row, job: Job) -> dict[str, Any]:
         "predicted_alike": summary.ideal_seconds,
         "low": bar.low,
         "high": bar.high,
-        "spread": math.hypot(*(sigma for name, sigma in bar.parts.items() if name not in ("launch", "composition"))),
-        "launch": bar.parts.get("launch", 0.0) / LAUNCH,
+        "spread": math.hypot(*(sigma for name, sigma in parts.items() if name != "composition")),
+        "launch": elasticity,
         "fits": summary.fits,
         "memory_is": row.source.memory,
     }

@@ -87,10 +87,19 @@ def interval_of(timeline: Timeline, step: float, others: Mapping[str, float] = M
     """The interval around `step` of a job whose timeline (see `strategies.predict.played`) is known. others: standard deviations
     of its logarithm that are no prices'.
     """
-    several = len(timeline.op_costs.prices.members) > 1
-    parts = (_of_kinds if several else _of_groups)(timeline) | {"composition": COMPOSITION, **others}
+    return around(step, {**deviations(timeline), **others})
+
+
+def around(step: float, parts: Mapping[str, float]) -> Interval:
+    """The interval around `step` of whose logarithm `parts` are standard deviations, independent of each other."""
     both = math.hypot(*parts.values())
-    return Interval(step * math.exp(-NORMAL * both), step * math.exp(NORMAL * both), LEVEL, parts)
+    return Interval(step * math.exp(-NORMAL * both), step * math.exp(NORMAL * both), LEVEL, dict(parts))
+
+
+def deviations(timeline: Timeline, launch: float = LAUNCH) -> dict[str, float]:
+    """σ of the step's logarithm by each group of prices, and what a simulation leaves out. launch: σ of the price of launches."""
+    several = len(timeline.op_costs.prices.members) > 1
+    return {**(_of_kinds if several else _of_groups)(timeline, launch), "composition": COMPOSITION}
 
 
 def tied(first: float, second: float) -> bool:
@@ -98,22 +107,22 @@ def tied(first: float, second: float) -> bool:
     return max(first, second) < (1 + TIE) * min(first, second)
 
 
-def spreads(timeline: Timeline, kernels: Mapping[Kernel, float]) -> dict[str, float]:
+def spreads(timeline: Timeline, kernels: Mapping[Kernel, float], launch: float = LAUNCH) -> dict[str, float]:
     """σ of each group of prices that the step pays; `clock` is what matrix products and attention share. kernels: seconds of each
-    in the step (`strategies.planner.sensitivity.kernels_of`).
+    in the step (`strategies.planner.sensitivity.kernels_of`); launch: σ of the price of launches.
     """
     profile = timeline.op_costs.prices.profile
-    return _spreads(profile, kernels, paid(timeline, kernels), SHARED)
+    return _spreads(profile, kernels, paid(timeline, kernels), SHARED, launch)
 
 
 def _spreads(
-    profile: Profile, kernels: Mapping[Kernel, float], pays: Collection[str], shared: Mapping[str, float]
+    profile: Profile, kernels: Mapping[Kernel, float], pays: Collection[str], shared: Mapping[str, float], launch: float
 ) -> dict[str, float]:
-    """σ of the groups of a profile's prices that a step pays. shared: see `_kernel_spreads`."""
+    """σ of the groups of a profile's prices that a step pays. shared: see `_kernel_spreads`; launch: σ of that price."""
     links = profile.provenance.get("links")
     inside = _shape_error(links, "heldout") if links and links.measured else UNMEASURED
     every = {
-        "launch": LAUNCH,
+        "launch": launch,
         "bandwidth inside nodes": inside,
         "latency inside nodes": 2 * inside,
         "collective start": 2 * inside,
@@ -123,16 +132,16 @@ def _spreads(
     return {"clock": CLOCK, **_kernel_spreads(profile, kernels, shared), **others}
 
 
-def _of_groups(timeline: Timeline) -> dict[str, float]:
+def _of_groups(timeline: Timeline, launch: float) -> dict[str, float]:
     """Elasticity times σ of each group."""
     seconds = kernels_of(timeline)
-    sigmas = spreads(timeline, seconds)
+    sigmas = spreads(timeline, seconds, launch)
     moved = _moved(paid(timeline, seconds), sigmas)
     found = _by_group(elasticities(timeline, moved), seconds, sigmas)
     return {name: abs(found[name]) * sigma for name, sigma in sigmas.items()}
 
 
-def _of_kinds(timeline: Timeline) -> dict[str, float]:
+def _of_kinds(timeline: Timeline, launch: float) -> dict[str, float]:
     """The same where GPUs are of several kinds. Each kind's prices are wrong by themselves; what is no kind's (COMMON, SHARED) is
     wrong for all together.
     """
@@ -140,7 +149,7 @@ def _of_kinds(timeline: Timeline) -> dict[str, float]:
     pays = paid(timeline, kernels_of(timeline))
     own = {name: price for name, price in pays.items() if name not in COMMON}
     seconds = [kernels_of(timeline, kind) for kind in range(len(members))]
-    sigmas = [_spreads(prices.profile, each, own, {}) for prices, each in zip(members, seconds, strict=True)]
+    sigmas = [_spreads(prices.profile, each, own, {}, launch) for prices, each in zip(members, seconds, strict=True)]
     moved = elasticities_by_kind(timeline, _moved(own, own))
     found = [_by_group(*each) for each in zip(moved, seconds, sigmas, strict=True)]
     parts: dict[str, list[float]] = {}

@@ -46,6 +46,16 @@ def test_a_published_row_is_compared_by_its_own_rules() -> None:
     assert other.predicted_mfu * other.predicted_step == pytest.approx(other.mfu * other.step, rel=0.01)  # type: ignore[operator]
 
 
+def test_what_a_step_owes_to_launches_does_not_depend_on_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = next(row for row in published(("vtrain-2024",)) if row.name == "vtrain-2024/0018")
+    usual = compare(small)
+    monkeypatch.setattr("calibration.published.comparison.LAUNCH", 0.0)
+    narrow = compare(small)
+    assert (narrow.launch, narrow.spread) == (usual.launch, usual.spread)
+    assert usual.launch > 0.1  # type: ignore[operator]
+    assert narrow.high < usual.high  # type: ignore[operator]
+
+
 def test_a_row_that_is_no_job_says_why() -> None:
     assert "not printed" in compare(next(published(("nemo-longseq-2024",)))).reason
 

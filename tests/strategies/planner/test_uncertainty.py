@@ -100,7 +100,7 @@ def test_an_interval_of_a_step_that_is_known_is_that_of_a_step_played_for_it(
 
 
 def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(uncertainty, "spreads", lambda timeline, kernels: {"clock": 0.0, "gemm": 0.0})
+    monkeypatch.setattr(uncertainty, "spreads", lambda *asked: {"clock": 0.0, "gemm": 0.0})
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     bar = interval_of(played(job), 3.0)
     assert (bar.low, bar.high) == (3.0, 3.0)
@@ -109,7 +109,7 @@ def test_an_interval_without_spread_is_a_point(job: Job, monkeypatch: pytest.Mon
 def test_an_interval_of_one_price_is_its_spread_times_its_elasticity(
     job: Job, play: Play, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uncertainty, "spreads", lambda timeline, kernels: {"bandwidth inside nodes": 0.2, "clock": 0.0})
+    monkeypatch.setattr(uncertainty, "spreads", lambda *asked: {"bandwidth inside nodes": 0.2, "clock": 0.0})
     monkeypatch.setattr(uncertainty, "COMPOSITION", 0.0)
     elasticity = math.log(play.at(BY_NAME["bandwidth inside nodes"], 1.1) / play.seconds) / math.log(1.1)
     bar = interval_of(played(job), 1.0)
