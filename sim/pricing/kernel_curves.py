@@ -83,6 +83,7 @@ class GemmCurve(Config):
     cached: float = Field(1.0, ge=1, le=1e6)  # the cache, which holds partial results, is so many times as fast as the memory
     exposed: Portion = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
+    batched: Fraction = 1.0  # part of the tiles' rate that the kernels of several products at once reach
     early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
     # multiple of 16 bytes reach at most with cuBLAS before CUDA 11.7
 

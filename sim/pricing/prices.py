@@ -287,7 +287,8 @@ class Prices:
         operands = max(0.0, min(kernel.bytes - stored, batch * width * (m * k + k * n)))
         traffic = operands, kernel.bytes - operands  # more than `stored` is what the result is added to, read and written
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
-        product = Product((batch, m, n, k), traffic, curve.aligned.get(kernel.alignment, 1.0), moved)
+        reached = curve.aligned.get(kernel.alignment, 1.0) * (curve.batched if batch > 1 else 1.0)
+        product = Product((batch, m, n, k), traffic, reached, moved)
         seconds = float(gemm_clocks(curve, Rates(peak, bandwidth, self._sms), product, self.profile.throttling)[1])
         if kernel.variant == EARLY_CUBLAS and kernel.dtype in curve.early:
             return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
