@@ -88,7 +88,7 @@ class Lanes:
         prices, group = self.op_costs.on(lane.rank), -1
         if self.op_costs.lane is not None:
             group = int(self.op_costs.groups(work, lane.cohort)[self._place[number]])
-        launch = on_grid(prices.profile.launching(self.program.eager) * self.program.turns)
+        launch = self.op_costs.launching(prices.profile)
         wrapping = on_grid(self.op_costs.wrapping(work, prices))
         cost = self.op_costs.collective(work, lane.cohort, group)
         if self.program.blocking and op.stream == COMPUTE:  # it is launched when the kernel before has ended
