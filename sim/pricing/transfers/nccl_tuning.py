@@ -31,8 +31,10 @@ _NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 *
 _POST = (1 * US, 1 * US, 3 * US)  # posting to the network, at least, for each step of a ring inside a node
 _LL = 20.4e9, 39e9  # most that LL reaches on more than two nodes, and on two (Intel)
 _PLATEAU = 1.4  # latency of rings in Simple
-DOUBLED = 25e9  # channels as fast as this become two of half the rate, up to compute capability 8.0; above it four or fewer do,
-# and a tree's channel inside has at most 48 GB/s, which both is left out: two nodes with so few run rings either way
+# A channel as fast as DOUBLED becomes two of half the rate, above compute capability 8.0 only if there are few channels or it is
+# as fast as that (ncclTopoDupChannels). That a tree's channel has at most 48 GB/s inside (96 on Blackwell) never counts: trees
+# count for less on any GPU, below.
+DOUBLED, FEW, ALWAYS_DOUBLED = 25e9, 4, 50e9
 # Part of its bandwidth that a tree reaches, by the size's power of two from 64 B on
 _CORRECTION = (
     (1, 1, 1, 1, 0.9, 0.8, 0.7, 0.7, 0.7, 0.7, 0.6, 0.5, 0.4, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
@@ -99,7 +101,8 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limit
         if (kind[topology.kind(ways[ways >= 0])] != "nvlink").any():
             return None
         inside = NVLINK * float(topology.capacity(distinct(ways[:, 0])).sum())
-    doubled = min(inside, across) >= DOUBLED * len(nics) and limits in (VOLTA, AMPERE)
+    channel = min(inside, across) / len(nics)
+    doubled = channel >= DOUBLED and (limits in (VOLTA, AMPERE) or len(nics) <= FEW or channel >= ALWAYS_DOUBLED)
     return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits) if across else None
 
 

@@ -62,6 +62,13 @@ def test_what_the_links_give_a_communicator() -> None:
     assert communicator(load_cluster("pcie-l40s", nodes=2).topology(), Grid.of(dp=16), dp, AMPERE) is None
 
 
+def test_few_fast_channels_become_twice_as_many() -> None:
+    """A channel on each NIC of 400 Gb/s, 48 GB/s: up to four are doubled on Hopper, eight are not."""
+    topology, traffic = load_cluster("dgx-h100", nodes=4).topology(), Traffic("", ("dp",), ())
+    assert communicator(topology, Grid.of(tp=8, dp=4), traffic, HOPPER) == Communicator(4, 4, 48e9, 48e9, 2, HOPPER)
+    assert communicator(topology, Grid.of(dp=32), traffic, HOPPER) == Communicator(32, 4, 360e9, 384e9, 8, HOPPER)
+
+
 @pytest.mark.parametrize(("name", "limits"), [("v100", VOLTA), ("a100", AMPERE), ("h100", HOPPER), ("b200", BLACKWELL)])
 def test_limits_are_of_a_generation(name: str, limits: Limits) -> None:
     assert limits_of(load_gpu(load_profile(name).gpu)) == limits
