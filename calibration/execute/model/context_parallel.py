@@ -83,7 +83,7 @@ class Ring(torch.autograd.Function):
         q, k, v, result, total = ctx.saved_tensors
         context, gradient = ctx.context, gradients[0]
         every, of_queries = _gathered(k, v, context), torch.zeros_like(q, dtype=torch.float32)
-        of_keys = torch.zeros_like(every)
+        of_keys = torch.zeros_like(every, dtype=torch.float32)
         for rank, queries, keys in _blocks(context, q.shape[2]):
             own_gradient, own_q, own_result, sums = (x[:, :, queries].contiguous() for x in (gradient, q, result, total))
             causal = context.causal and rank == context.rank
@@ -95,7 +95,7 @@ class Ring(torch.autograd.Function):
                 place[:, :, keys] += part.view(batch, heads, -1, *part.shape[2:]).sum(2)
         mine = torch.empty_like(of_keys[0])
         dist.reduce_scatter_tensor(mine.flatten(0, 1), of_keys.flatten(0, 2), group=context.group)
-        return of_queries.to(q.dtype), mine[0], mine[1], None
+        return of_queries.to(q.dtype), mine[0].to(k.dtype), mine[1].to(v.dtype), None
 
 
 def _swapped(x: Tensor, context: ContextParallel, to_heads: bool) -> Tensor:

@@ -4,9 +4,9 @@ Ring attention (Liu et al. 2023, arXiv:2310.01889): keys and values go round the
 attending to one block after the other; in backward they go round again, and their gradients with them. Here each turn is one
 ring all-gather, and that of the gradients one ring reduce-scatter: they send the same bytes in the same cp − 1 steps. With
 causal attention tokens are dealt in zig-zag (rank i has blocks i and 2·cp − 1 − i of 2·cp), so that all ranks work equally:
-a causal block of its own tokens, and of every other rank's half the products (arXiv:2407.21783, section 3.3.2). The sums that
-merge the blocks' results are left out. The compute stream waits for the exchanges, as with Llama 3's all-gather of keys and
-values; implementations that hide them behind the blocks are faster.
+a causal block of its own tokens, and of every other rank's half the products (arXiv:2407.21783, section 3.3.2). The blocks'
+results and gradients are merged by passes over memory (`merging`). The compute stream waits for the exchanges, as with Llama 3's
+all-gather of keys and values; implementations that hide them behind the blocks are faster.
 
 Ulysses (Jacobs et al. 2023, arXiv:2309.14509): all-to-alls of queries, keys and values give each rank all tokens of 1/cp of its
 heads, and one of the result takes that back; backward, of their gradients: (N·h)·4/cp elements per layer and direction for
@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from sim.program import Kernel
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
@@ -71,11 +72,54 @@ def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
     """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements are on this rank."""
     if not _ring(rank):
         return (), ()
-    size = 2 * rank.element * keys * rank.cp
+    size, width = 2 * keys * rank.cp, _sum_width(rank)
     return (
-        rank.along("cp", rank.cp, "all_gather", "keys and values", size, "ring"),
-        rank.along("cp", rank.cp, "reduce_scatter", "key and value gradients", size, "ring"),
+        rank.along("cp", rank.cp, "all_gather", "keys and values", rank.element * size, "ring"),
+        rank.along("cp", rank.cp, "reduce_scatter", "key and value gradients", width * size, "ring", width),
     )
+
+
+def merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Ring: passes over memory beside the attention kernels, (forward, backward), for so many elements of queries, of keys and
+    values together and of results on this rank. They are those of a rank whose queries all see half of each block's keys, as the
+    last one's do; another rank has as many of half its queries and a copy of the others.
+
+    Transformer Engine (pytorch/attention/dot_product_attention/context_parallel.py): a result is scaled and added in one compiled
+    pass; gradients are added in the type of the activations. PyTorch (torch/distributed/tensor/experimental/_attention.py,
+    _templated_ring_attention and _SDPAMerger), operator by operator even where layers are compiled: keys and values are joined,
+    and each turn's gradients; results become fp32, and a difference, a product by a number a head and a difference merge them;
+    gradients are summed in fp32, and what is added to half of the keys' is joined to the other half. Passes over sums of
+    exponentials, one number a head, are left out.
+    """
+    if not _ring(rank):
+        return (), ()
+    item, wide, others = rank.element, _sum_width(rank), rank.cp - 1
+
+    def passes(phase: str, *moved: float) -> tuple[Kernel, ...]:
+        return tuple(rank.memory("merge", phase, size) for size in moved)
+
+    if not rank.resolved.of_pytorch:
+        there = passes("forward", 2 * item * results, *[3 * item * results] * others)
+        back = passes("backward", *[3 * item * queries, 3 * item * keys / 2] * others, 2 * item * queries, 2 * item * keys)
+        return there, back
+    joined, added, half = 2 * item * keys, item + 2 * wide, keys / 2  # half: keys, or values
+    merged = [size * results for size in (item + wide, 3 * wide, 2 * wide, 3 * wide)]
+    there = passes("forward", *[joined] * others, (item + wide) * results, *merged * others, (item + wide) * results)
+    turn = [added * half / 2, 2 * wide * half] * 2 + [2 * wide * keys, added * queries]
+    back = passes(
+        "backward",
+        *(wide * queries, wide * half, wide * half),
+        *[joined] * others,
+        *(added * half, added * half, 2 * wide * keys, added * queries),
+        *turn * others,
+        *((item + wide) * queries, (item + wide) * keys),
+    )
+    return there, back
+
+
+def _sum_width(rank: RankShapes) -> float:
+    """Bytes of a number of the gradients of keys and values on their way round."""
+    return max(rank.element, 4.0) if rank.resolved.of_pytorch else rank.element
 
 
 def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:

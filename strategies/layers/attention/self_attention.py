@@ -11,7 +11,7 @@ from dataclasses import replace
 from sim.program import Kernel
 from strategies.frameworks import passes
 from strategies.frameworks.pytorch import operators as eager
-from strategies.layers.attention.context_parallel import Shape, blocks, exchanged, passed_on
+from strategies.layers.attention.context_parallel import Shape, blocks, exchanged, merging, passed_on
 from strategies.layers.attention.latent_attention import projections
 from strategies.layers.attention.rotary import rotary
 from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
@@ -131,11 +131,18 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
     sums = LOG_SUM_EXP * rank.tokens * rank.heads
     seen = rank.resolved.document or model.counted_keys(key_sequence)
     coming, returning = passed_on(rank, queries if rank.kernels.repeats_keys else keys)
+    merged, summed = merging(rank, queries, 2 * queries if rank.kernels.repeats_keys else keys + values, results)
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
     return Operator(
-        forward=(*coming, *result, *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes)),
-        input_gradient=(*coming, *gradients, *(_fused(rank, shape, key_sequence, backward=True) for shape in shapes), *returning),
+        forward=(*coming, *result, *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes), *merged),
+        input_gradient=(
+            *coming,
+            *gradients,
+            *(_fused(rank, shape, key_sequence, backward=True) for shape in shapes),
+            *summed,
+            *returning,
+        ),
         saved={"queries": element * queries, "keys": element * keys, "values": element * values},
         modules=CORE,
         inner={"log-sum-exp": sums},

@@ -101,6 +101,35 @@ def test_zig_zag_blocks_are_half_of_all_products() -> None:
     assert sum(kernel.flops for kernel in kernels) == 4 * 64 * 32 * 8 / 2
 
 
+def test_blocks_are_merged_by_the_passes_of_pytorch() -> None:
+    """Bytes of the tensors that PyTorch's own merger of ring attention's results reads and writes, at full size."""
+    torch = pytest.importorskip("torch")
+    attention = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
+    overrides = pytest.importorskip("torch.utils._python_dispatch")
+    shape = (1, 8, 8, 8)  # sequences, heads, tokens of a rank, features
+
+    class Counted(overrides.TorchDispatchMode):
+        moved = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            made = function(*args, **(kwargs or {}))
+            tensors = [each for each in (*args, made) if isinstance(each, torch.Tensor) and each.numel() == 8**3]
+            Counted.moved += sum(each.numel() * each.element_size() for each in tensors)
+            return made
+
+    merger = attention._SDPAMerger(True, seq_dim=2)
+    with Counted():
+        for _ in range(4):
+            merger.step(torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape[:-1]), partial=False)
+        merger.results()
+    made = 4 * 2 * 8**3  # by torch.empty
+    ours = parts(Model(**GPT), resolved(Model(**GPT), cp=4, kernels="torch")).layer(0).forward
+    merged = [item.bytes for item in ours if isinstance(item, Kernel) and item.label == "merge"]
+    joined = 3 * [2 * 2 * 2 * 8 * 4 * 8]  # keys and values of 4 heads, read and written in bf16
+    assert merged[:3] == joined
+    assert sum(merged[3:]) == Counted.moved - made
+
+
 MISTAKES = [
     (dict(cp=2, tp=4, pp=2, dp=3), "tp·cp·pp·dp = 4·2·2·3 = 48 ≠ 32 GPUs"),
     (dict(cp=4, sequence=1004), "2·cp = 2·4 does not divide sequence=1004, which cp_method=ring needs"),
