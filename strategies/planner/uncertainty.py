@@ -47,12 +47,12 @@ MEDIAN = 0.6744897501960817  # median of its absolute value
 CLOCK = 0.04  # another card, room and power limit than measured: GPUs of one kind differ by 8 % on average (arXiv:2208.11035)
 FUSED = 0.25  # bytes that memory-bound kernels move: fused or not is the framework's matter (assumed: a quarter more or less)
 UNMEASURED = 0.15  # a part of a profile that was derived by rule: what the V100's profile says of itself
-LAUNCH = 0.15  # host seconds per kernel, on hosts of all makes (chosen: see below)
+LAUNCH = 0.1  # host seconds per kernel, on hosts of all makes (chosen: see below)
 SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficient is used for every GPU
 BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
 NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
-COMPOSITION = 0.07  # of the step (chosen: see below)
+COMPOSITION = 0.053  # of the step (chosen: see below)
 
 # Nothing but steps says these two. They are chosen so that 80 % intervals hold 80 % of the published rows, each source with the
 # same weight (`calibration.published.reliability`, which `shardyard validate --published` prints, with what is held of each
