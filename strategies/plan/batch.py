@@ -21,9 +21,10 @@ def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tu
         return plan, ()
     if framework:
         return plan.model_copy(update={"accumulation": 1}), ()
-    least = plan.microbatch * (plan.dp or gpus // (plan.tp * plan.cp * plan.pp))
-    if not least:  # more ranks than GPUs, which is refused later
+    whole = plan.microbatch * (plan.dp or gpus // (plan.tp * plan.cp * plan.pp))
+    if not whole:  # more ranks than GPUs, which is refused later
         return plan, ()
-    batch = least * math.ceil(PER_GPU * gpus / least)
-    remark = f"{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
+    batch = whole * math.ceil(PER_GPU * gpus / whole)
+    least = "" if batch == PER_GPU * gpus else "at least "  # whole microbatches may be more
+    remark = f"{least}{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
     return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} sequences by default, {remark}",)
