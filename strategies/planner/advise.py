@@ -20,7 +20,7 @@ from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.applicable import applicable
 from strategies.planner.bounds.every_plan import least
-from strategies.planner.fixes import AHEAD, OPTIMIZER
+from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
 from strategies.planner.tiles import with_tiles
@@ -34,8 +34,7 @@ Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
 PRECISIONS = ("bf16", "fp16", "fp32")  # the first that all GPUs compute in
 DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
-# what is to be of a candidate unless it says more
-_PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None, "offload_activations": None}
+_PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
     "sequence",
     "microbatch",
@@ -262,10 +261,6 @@ def _offloading(job: Job) -> Iterator[tuple[str, Changes]]:
         yield "ZeRO-3, everything on CPUs", everything
         if tiled := with_tiles(job):
             yield f"ZeRO-3 (DeepSpeed), everything on CPUs, {tiled.tiles} tiles", everything | {"deepspeed": tiled}
-        if job.model.layers > AHEAD and job.model.module is None:
-            activations = {"offload_activations": job.model.layers - AHEAD, "deepspeed": None}
-            yield "ZeRO-3, activations on CPUs", everything | {"offload": None} | activations
-            yield "ZeRO-3, everything and activations on CPUs", everything | activations
 
 
 def _questions(job: Job, answer: Answer) -> Iterator[tuple[str, str]]:

@@ -200,7 +200,7 @@ def test_a_drift_of_the_machine_is_said_and_taken_out(validated):
     still, moved = validated
     moved = replace(moved, execution=replace(moved.execution, anchors=read), profile=profile)
     assert moved.drift == pytest.approx({"layer": 1.1, "all_reduce": 1.4})
-    plain = predict(ready(moved.job), profile).step_seconds
+    plain = predict(moved.job, profile).step_seconds
     assert 1.09 * plain < moved.corrected.predicted < 1.4 * plain
     assert moved.to_dict()["corrected"]["error"] == pytest.approx(moved.corrected.predicted / 0.5 - 1)
     text = printed(validation([still, moved]))

@@ -11,6 +11,8 @@ from sim.pricing.kernel_curves import Product, Rates, gemm_clocks
 from sim.pricing.shipped import load_profile, profile_for, profile_names, serves
 from topologies.cluster_files import gpu_names, load_gpu
 
+# AMD's best product of an MI325X over its typical ones: calibration.fit.published_kernels.amd_products
+TYPICAL = 831.40 / 616.42
 EXAMPLES = Path(__file__).parents[2] / "examples/clusters"
 
 
@@ -51,22 +53,23 @@ def test_figures(name: str, flops: float, bandwidth: float, gigabytes: float) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "seconds"),
+    ("name", "shape", "seconds", "slower"),
     [  # the best product that stas00/ml-engineering found: compute/accelerator/README.md at 744d01e
-        ("mi300x", (10240, 15360, 8192), 3.855446e-3),
-        ("mi325x", (13312, 10240, 8192), 2.845436e-3),
-        ("mi355x", (12288, 8192, 8192), 1.053845e-3),
-        ("gaudi2", (14336, 15360, 2048), 2.154151e-3),
-        ("gaudi3", (16384, 4096, 768), 82.928e-6),
+        ("mi300x", (10240, 15360, 8192), 3.855446e-3, TYPICAL),
+        ("mi325x", (13312, 10240, 8192), 2.845436e-3, TYPICAL),
+        ("mi355x", (12288, 8192, 8192), 1.053845e-3, TYPICAL),
+        ("gaudi2", (14336, 15360, 2048), 2.154151e-3, 1.05),
+        ("gaudi3", (16384, 4096, 768), 82.928e-6, 1.05),
     ],
 )
-def test_products_take_what_was_measured(name: str, shape: tuple[int, int, int], seconds: float) -> None:
+def test_products_take_what_was_measured(name: str, shape: tuple[int, int, int], seconds: float, slower: float) -> None:
+    """slower: than the best product, by this factor at most."""
     gpu, (m, n, k) = load_gpu(name), shape
     profile = profile_for(name)
     assert profile.name == name
     rates = Rates(gpu.peak["bf16"], gpu.memory_bandwidth, gpu.sms)
     product = Product((1, m, n, k), (2.0 * (m * k + k * n), 2.0 * m * n))
-    assert gemm_clocks(profile.gemm["bf16"], rates, product)[1] == pytest.approx(seconds, rel=0.05)
+    assert 0.95 < gemm_clocks(profile.gemm["bf16"], rates, product)[1] / seconds < slower
     assert not profile.provenance["gemm"].measured
 
 

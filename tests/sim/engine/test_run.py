@@ -13,6 +13,7 @@ from sim.analysis.memory import ledger
 from sim.analysis.summary import summarise
 from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
+from sim.pricing.op_costs import ROUND_TRIP
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from sim.program import SIDE_STREAM, Block, Cohort, Collective, Op, Ref, Run, Send
@@ -248,10 +249,10 @@ def test_python_modules_launch_slower_than_compiled_code(eager, expected, toy_cl
 
 
 def test_a_host_that_waits_for_every_kernel_hides_no_launch(toy_cluster, toy_prices) -> None:
-    """CUDA_LAUNCH_BLOCKING=1: a launch of 0.1 s and a kernel of 0.5 s, one after the other, five times."""
+    """CUDA_LAUNCH_BLOCKING=1: a launch of 0.1 s, a kernel of 0.5 s and the way back, one after the other, five times."""
     step = replace(program(Cohort({}, [Op("compute", block(0.5, times=5))])), blocking=True)
     timeline = run(step, toy_cluster(1).topology(), toy_prices(launch="0.1 s"))
-    assert timeline.step == pytest.approx(5 * (0.1 + 0.5))
+    assert timeline.step == pytest.approx(5 * (0.1 + 0.5 + ROUND_TRIP), rel=1e-9)
 
 
 def test_a_host_that_is_held_up_launches_nothing_ahead(toy_cluster, toy_prices) -> None:

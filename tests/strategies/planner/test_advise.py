@@ -13,7 +13,7 @@ from click.testing import CliRunner
 import shardyard
 from reports.tables.advice import advice, verdict
 from sim.analysis.summary import summarise
-from strategies.planner.advise import _offloading, advise
+from strategies.planner.advise import advise
 from strategies.planner.applicable import applicable
 from strategies.planner.auto_plan import quick_way
 from strategies.planner.bounds.every_plan import least
@@ -127,17 +127,14 @@ def test_long_sequences_may_be_shared(sequence: int, shared: bool) -> None:
     assert any(candidate.name.startswith("CP2") for candidate in proposed.candidates) == shared
 
 
-def test_activations_that_only_the_cpus_hold() -> None:
-    """Of 12 layers 2 keep theirs on the GPU; bounds of such plans are never more than what is simulated, and not far."""
-    job = shardyard.read_job(None, model=SMALL | {"layers": 12, "context": 8192}, cluster="dgx-a100", plan={"sequence": 8192})
-    ways = {name: changes for name, changes in _offloading(job) if "activations on CPUs" in name}
-    assert list(ways) == ["ZeRO-3, activations on CPUs", "ZeRO-3, everything and activations on CPUs"]
-    for changes in ways.values():
-        asked = applicable(job, changes | {"global_batch": 8, "recompute": "none"}).job
-        assert asked.plan.offload_activations == 10
-        summary, (step, memory) = predict(asked), least(asked, prices_of(asked))
-        assert 0.25 * summary.step_seconds < step <= summary.step_seconds
-        assert 0 < memory <= summary.worst.peak
+@pytest.mark.parametrize("offload", [None, {"optimizer": "cpu", "parameters": "cpu"}], ids=str)
+def test_bounds_of_activations_on_the_cpus(offload) -> None:
+    """Of 12 layers 2 keep theirs on the GPU; bounds of such a plan are never more than what is simulated, and not far."""
+    plan = {"sequence": 8192, "data_parallel": "zero3", "offload": offload, "offload_activations": 10, "global_batch": 8}
+    job = shardyard.read_job(None, model=SMALL | {"layers": 12, "context": 8192}, cluster="dgx-a100", plan=plan)
+    summary, (step, memory) = predict(job), least(job, prices_of(job))
+    assert 0.25 * summary.step_seconds < step <= summary.step_seconds
+    assert 0 < memory <= summary.worst.peak
 
 
 def test_a_batch_that_nothing_divides_is_a_mistake() -> None:
