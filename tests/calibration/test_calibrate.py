@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from click.testing import Result
@@ -18,20 +20,41 @@ from tests.calibration.conftest import MODEL, call
 from topologies.reading import UserError
 
 
+class Outcome(NamedTuple):
+    """Of a command."""
+
+    exit_code: int
+    output: str
+
+
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Result]:
-    """Two processes over gloo, the smallest collectives, products and memory, one round of each and no second try."""
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    """Two processes over gloo, the smallest collectives, products and memory, one round of each and no second try; once for all
+    workers of pytest.
+    """
     pytest.importorskip("torch")
-    path = tmp_path_factory.mktemp("calibrated") / "mine.yaml"
+    shared = tmp_path_factory.getbasetemp()
+    shared = shared.parent if "PYTEST_XDIST_WORKER" in os.environ else shared
+    path, outcome = shared / "calibrated" / "mine.yaml", shared / "calibrated.json"
+    with (shared / "calibrated.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not outcome.exists():
+            path.parent.mkdir()
+            result = _calibrated(path)
+            outcome.write_text(json.dumps([result.exit_code, result.output]))
+    return path, Outcome(*json.loads(outcome.read_text()))
+
+
+def _calibrated(path: Path) -> Result:
     parts = "gemm,memory,launch,collective,overlap,wrapping,footprint"
     rounds = calibrate.measure
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibrate, "measure", lambda request, hear: rounds(request, hear, -2))
         patched.setattr(calibrate, "POOR", 1e9)
-        return path, call("calibrate", "--quick", "--ranks", "2", "--largest", "2KiB", "--parts", parts, "--output", str(path))
+        return call("calibrate", "--quick", "--ranks", "2", "--largest", "2KiB", "--parts", parts, "--output", str(path))
 
 
-def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Result]) -> None:
+def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Outcome]) -> None:
     path, result = calibrated
     assert result.exit_code == 0, result.output
     assert sorted(file.name for file in path.parent.iterdir()) == [
@@ -61,7 +84,7 @@ def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Res
     assert profile.slowdown >= 1
 
 
-def test_its_profile_and_machine_make_a_prediction(calibrated: tuple[Path, Result]) -> None:
+def test_its_profile_and_machine_make_a_prediction(calibrated: tuple[Path, Outcome]) -> None:
     path, _ = calibrated
     job = path.with_name("job.yaml")
     plan = {"precision": "fp32", "global_batch": 2}
@@ -76,7 +99,7 @@ def test_its_profile_and_machine_make_a_prediction(calibrated: tuple[Path, Resul
 
 
 def test_what_is_fitted_badly_is_measured_again_and_said(
-    calibrated: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
     asked = []
@@ -103,7 +126,7 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
 
 
 def test_cases_that_others_disturbed_in_every_round_are_measured_again(
-    calibrated: tuple[Path, Result], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    calibrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
     calm = [sample.model_copy(update={"foreign": 0.0}) for sample in samples]
@@ -128,7 +151,7 @@ def test_cases_that_others_disturbed_in_every_round_are_measured_again(
     assert f"(collective {len(sends)}): these are measured once more" in heard[0]["note"]
 
 
-def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
     journal = tmp_path / "mine.samples.jsonl"
     journal.write_bytes(calibrated[0].with_suffix(".samples.jsonl").read_bytes())
     _, samples, _ = read_journal(journal)
@@ -139,14 +162,14 @@ def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Result], tmp_
     assert [(sample.key, sample.round) for sample in measured[1][len(samples) :]] == [(send, 1)]
 
 
-def test_samples_can_be_fitted_again(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+def test_samples_can_be_fitted_again(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
     path, _ = calibrated
     result = call("calibrate", "--from", str(path.with_suffix(".samples.jsonl")), "--output", str(tmp_path / "again.yaml"))
     assert result.exit_code == 0, result.output
     assert load_profile(tmp_path / "again.yaml").tables == load_profile(path).tables
 
 
-def test_samples_of_a_cpu_make_no_profile_of_gpus(calibrated: tuple[Path, Result], tmp_path: Path) -> None:
+def test_samples_of_a_cpu_make_no_profile_of_gpus(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
     journal = calibrated[0].with_suffix(".samples.jsonl")
     with pytest.raises(UserError, match=r"mine\.samples\.jsonl: samples are of a CPU .* cluster dgx-h100 is another sort"):
         from_logs(Request(tmp_path / "p.yaml", cluster="dgx-h100"), [journal])
