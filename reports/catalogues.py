@@ -46,9 +46,9 @@ def names() -> Iterator[str]:
 
 
 def _gpu(name: str) -> Iterator[str]:
-    gpu, listed = load_gpu(name), rates(load_gpu(name))
-    peaks = ", ".join(f"{digits(peak / 1e12)} TFLOP/s in {dtype}" for dtype, peak in gpu.peak.items() if dtype in ("bf16", "fp8"))
-    peaks = peaks or ", ".join(f"{digits(peak / 1e12)} TFLOP/s in {dtype}" for dtype, peak in gpu.peak.items())
+    gpu = load_gpu(name)
+    listed, usual = rates(gpu), [dtype for dtype in gpu.peak if dtype in ("bf16", "fp8")]
+    peaks = ", ".join(f"{digits(gpu.peak[dtype] / 1e12)} TFLOP/s in {dtype}" for dtype in usual or gpu.peak)
     yield f"{gigabytes(gpu.memory)} GB at {digits(gpu.memory_bandwidth / 1e12)} TB/s; {peaks}"
     yield f"prices    profile {describe_profile(profile_for(name))}"
     yield f"costs     ${listed.usd:.2f} an hour, {listed.usd_source}" if listed.usd is not None else ""

@@ -131,6 +131,11 @@ def unit_of(job: Job) -> str:
     return counted(job.get("plan", {}).get("sequence"))
 
 
+def unit_of_job(job: PlayedJob) -> str:
+    """The same of a job that was read."""
+    return counted(job.plan.sequence_of(job.model))
+
+
 def counted(sequence: int | None) -> str:
     """What a sample of so many tokens consists of: of one, it is counted itself."""
     return "samples" if sequence == 1 else "tokens"

@@ -59,28 +59,16 @@ def report(
     """Write a page with everything about a job, and the files beside it; returns them, report.html first. without: parts that
     are left out (runs, scaling, clusters, sensitivity, published); formats: of figures, png and svg. Raises UserError.
     """
-    from reports.inputs import describe
-    from reports.page.job_report import Wanted
-    from reports.page.job_report import report as parts_of
-    from reports.page.page import write_report
-    from strategies.planner.fixes import fixes
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from reports.page.job_report import Wanted, write_job_report
     from topologies.costs import rates
 
     for part in without:
         if part not in PARTS:
             raise UserError(f"without: unknown part '{part}'{nearest(part, PARTS)}")
     asked = job_of(job)
-    timeline = simulate(asked)
-    summary = with_interval(asked, predict(asked, whole=timeline), timeline)
-    inputs = describe(asked)
-    if not summary.fits:
-        inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     wanted = Wanted(rates(asked.cluster.node.gpu, price), tokens, price, frozenset(without))
     with engine_of(workers) as runs:
-        page = parts_of(asked, reader(asked), timeline, summary, inputs, wanted, runs, lambda _: None)
-    return write_report(Path(folder), page, formats)
+        return write_job_report(Path(folder), asked, reader(asked), wanted, runs, formats=formats)[0]
 
 
 def memory(job: Asked) -> ByLayer:

@@ -69,13 +69,8 @@ def command(
     """Everything about a job on one page: the answer, where time and memory go, other ways, scaling, other clusters, what limits
     it, how far to trust it, how to run it. The exit code is 2 when it runs out of memory.
     """
-    from reports.inputs import describe
-    from reports.page.job_report import report
-    from reports.page.page import write_report
-    from strategies.planner.fixes import fixes
+    from reports.page.job_report import write_job_report
     from strategies.planner.search.workers.executors import engine
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
 
     folder = report_folder(output, "--output")
     assert folder is not None
@@ -84,15 +79,9 @@ def command(
     others = [read({}, _APART.split(text), text) for text in variants]
     wanted = _wanted(asked, tokens, price, without, others, search_seconds if search else None, results, validation)
     with engine(workers, dask, ray) as runs, _progress() as tell:
-        tell("simulating the step")
-        timeline = simulate(asked)
-        summary = with_interval(asked, predict(asked, whole=timeline), timeline)
-        inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
-        if not summary.fits:
-            inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
-        page = report(asked, read, timeline, summary, inputs, wanted, runs, tell)
-        tell("drawing")
-        paths = write_report(folder, page, formats)
+        paths, summary = write_job_report(
+            folder, asked, read, wanted, runs, shlex.join(["shardyard", *sys.argv[1:]]), formats, tell
+        )
     echo(f"wrote {paths[0]} and {len(paths) - 1} files beside it")
     if not summary.fits:
         sys.exit(2)

@@ -10,7 +10,6 @@ from reports.figures.efficiency import Scaling, Size, efficiency
 from reports.formatting import (
     PRICED,
     count,
-    counted,
     digits,
     dollars,
     percent,
@@ -20,6 +19,7 @@ from reports.formatting import (
     signed,
     size,
     tokens_text,
+    unit_of_job,
 )
 from reports.page.page import Launch, Picture, Section, Sheet
 from topologies.reading import UserError
@@ -53,7 +53,9 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
     if not any(size.fits for line in data.lines.values() for size in line):
         sentences.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
     alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, _unit(job), data.shares)
+    table = _answers(
+        "scaling", [(name, case) for name, line in lines.items() for case in line], total, unit_of_job(job), data.shares
+    )
     return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(sentences), table=table)
 
 
@@ -123,7 +125,7 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     answer = whatif.ask(read, [({}, "", {}), *((changes, "", {}) for changes in inputs)], engine, total, price)
     named = [(f"{case.changes.get('cluster', job.cluster.name)}", case) for case in answer]
     named.sort(key=lambda pair: _cheapest(pair[1]))
-    of = tokens_text(total, _unit(job))
+    of = tokens_text(total, unit_of_job(job))
     sentences = [f"On {job.cluster.gpus:,} GPUs of each; cost by list prices, of {of}; ✗ does not fit in memory."]
     sentences += [f"Not possible: {why}." for why in _refusals(named)]
     gpus = {name: place.node.gpu.name for name, place in places} | {job.cluster.name: job.cluster.node.gpu.name}
@@ -132,11 +134,7 @@ def clusters(read: Read, job: Job, engine: Engine, total: float, price: float | 
     sentences += [f"Prices: {'; '.join(prices)}."] if prices else []
     if unlisted := [gpu for gpu, each in rates.items() if each.usd is None]:
         sentences.append(f"No price is listed of {', '.join(unlisted)}: --price gives one.")
-    return Section(title, text=tuple(sentences), table=_answers("cluster", named, total, _unit(job)))
-
-
-def _unit(job: Job) -> str:
-    return counted(job.plan.sequence_of(job.model))
+    return Section(title, text=tuple(sentences), table=_answers("cluster", named, total, unit_of_job(job)))
 
 
 def _cheapest(case: Case) -> tuple[bool, float, float]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from reports.formatting import TOKENS
 from reports.page import alternatives, trust
-from reports.page.page import Report, Section
+from reports.page.page import Report, Section, write_report
 from reports.page.winner import Entry, winner
 from strategies.planner.arguments import arguments_of, as_arguments, stated_otherwise
 from strategies.planner.ranking import rank, rank_row
@@ -51,6 +51,35 @@ class Wanted:
     def total(self) -> float:
         """Tokens that prices are told for."""
         return self.tokens or TOKENS
+
+
+def write_job_report(
+    folder: Path,
+    job: Job,
+    read: Read,
+    wanted: Wanted,
+    engine: Engine,
+    command: str = "",
+    formats: Sequence[str] = ("png",),
+    tell: Tell = lambda _: None,
+) -> tuple[list[Path], Summary]:
+    """Simulate `job`, and write its page and the files beside it into `folder`: their paths, and the answer. command: that asked;
+    formats: of figures; read, tell: see `report`. Raises UserError.
+    """
+    from reports.inputs import describe
+    from strategies.planner.fixes import fixes
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict, simulate
+
+    tell("simulating the step")
+    timeline = simulate(job)
+    summary = with_interval(job, predict(job, whole=timeline), timeline)
+    inputs = describe(job, command)
+    if not summary.fits:
+        inputs["fixes"] = [str(fix) for fix in fixes(job, summary, predict)]
+    page = report(job, read, timeline, summary, inputs, wanted, engine, tell)
+    tell("drawing")
+    return write_report(folder, page, formats), summary
 
 
 def report(

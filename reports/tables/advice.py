@@ -10,7 +10,6 @@ from rich.text import Text
 
 from reports.formatting import (
     count,
-    counted,
     digits,
     dollars,
     gigabytes,
@@ -24,6 +23,7 @@ from reports.formatting import (
     tie_rule,
     tokens_text,
     training_cost,
+    unit_of_job,
 )
 from sim.analysis.breakdown import AXES
 from strategies.job import Job
@@ -40,7 +40,7 @@ MORE = "also tries schedules, other microbatches and orders of ranks, and proves
 
 def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableType:
     """Questions, candidates and why the first one wins; days and cost of so many tokens."""
-    table, unit = Table(box=None, pad_edge=False), counted(job.plan.sequence_of(job.model))
+    table, unit = Table(box=None, pad_edge=False), unit_of_job(job)
     for name in (
         "way to train",
         "",

@@ -12,7 +12,6 @@ from rich.text import Text
 
 from reports.formatting import (
     TOKENS,
-    counted,
     digits,
     dollars,
     notes_of,
@@ -25,6 +24,7 @@ from reports.formatting import (
     step_of,
     tie_rule,
     tokens_text,
+    unit_of_job,
 )
 from strategies.planner.arguments import as_arguments, stated_otherwise
 from topologies.costs import cost
@@ -42,7 +42,7 @@ def overview(answer: Answer, job: Job, tokens: float | None, top: int, bar: Inte
     from strategies.planner.search.answer import pareto
 
     lines: list[RenderableType] = [Text(verdict(answer, job), "bold")]
-    unit = counted(job.plan.sequence_of(job.model))
+    unit = unit_of_job(job)
     if answer.best is not None:
         if bar is not None:
             lines.append(Text(f"its step, {100 * bar.level:.0f} % interval: {spread(bar)}"))

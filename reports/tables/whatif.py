@@ -13,7 +13,6 @@ from rich.text import Text
 from reports.formatting import (
     bar,
     count,
-    counted,
     digits,
     dollars,
     notes_of,
@@ -25,6 +24,7 @@ from reports.formatting import (
     size,
     step_of,
     tokens_text,
+    unit_of_job,
 )
 from reports.tables.compare_runs import run_data
 from strategies.plan.plan import Plan
@@ -63,7 +63,7 @@ def overview(
         where += f", {step_of(plan.global_batch, plan.sequence)}"
         reason = f"{seconds(first.summary.step_seconds)} per step, {_fit(first)}"
     lines: list[RenderableType] = [Text(f"{where}: {reason}", "bold"), ""]
-    unit = counted(job.plan.sequence_of(job.model))
+    unit = unit_of_job(job)
     lines.append(_tornado(first, cases) if tornado else _table(base, cases, scaling, unit))
     if len(base) > 1:
         changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))

@@ -83,20 +83,23 @@ def last_period(timeline: Timeline, passes: Sequence[PassesOfPeriod]) -> Period 
 def _latest(timeline: Timeline, repetitions: Repetitions) -> _Moment | None:
     """The latest moment up to which a step of a period more does what the played one does; None: it comes too early."""
     lanes = [_Lane.of(timeline, number, repetitions.every[lane.cohort]) for number, lane in enumerate(timeline.lanes)]
-    time = min(_soonest(timeline, repetitions, lanes, number) for number in range(len(lanes)))
+    of_cohort: list[list[int]] = [[] for _ in timeline.program.cohorts]  # its lanes
+    for number, lane in enumerate(timeline.lanes):
+        of_cohort[lane.cohort].append(number)
+    time = min(_soonest(timeline, repetitions, lanes, of_cohort, number) for number in range(len(lanes)))
     started = np.flatnonzero(lanes[0].start < time)
     last, more = (int(started[lanes[0].start[started].argmax()]) if len(started) else -1), lanes[0].repetition.more
     if last < more:
         return None
     shift = float(lanes[0].start[last] - lanes[0].start[last - more])
-    return _Moment(timeline, repetitions, lanes, time, shift) if 0 < shift <= time else None
+    return _Moment(timeline, repetitions, lanes, of_cohort, time, shift) if 0 < shift <= time else None
 
 
-def _soonest(timeline: Timeline, repetitions: Repetitions, lanes: list[_Lane], number: int) -> float:
+def _soonest(timeline: Timeline, repetitions: Repetitions, lanes: list[_Lane], of_cohort: list[list[int]], number: int) -> float:
     """The soonest that an op of a lane begins that the played step or one of a period more does not have there."""
     lane, cohort = lanes[number], timeline.lanes[number].cohort
     ops, (more, _, end) = timeline.cohort(number).ops, lane.repetition
-    place = number - _first_lane(timeline, cohort)
+    place = number - of_cohort[cohort][0]
     ended = {op.stream: time for op, time in zip(ops[:end], lane.end.tolist(), strict=False)}
     soonest = float(lane.start[end:].min(initial=np.inf))
     begun = set[str]()
@@ -107,15 +110,11 @@ def _soonest(timeline: Timeline, repetitions: Repetitions, lanes: list[_Lane], n
         time = ended.get(ops[index].stream, 0.0)
         waits = repetitions.waits(cohort, index) if index < end else None
         for awaited, op, moves in waits or [(*each, False) for each in ops[index].after]:
-            other = lanes[_first_lane(timeline, awaited) + place]
+            other = lanes[of_cohort[awaited][0] + place]
             op += other.repetition.more if moves else 0
             time = max(time, other.end[op] if op < other.repetition.end else np.inf)  # else that one comes later still
         soonest = min(soonest, float(time))
     return soonest
-
-
-def _first_lane(timeline: Timeline, cohort: int) -> int:
-    return next(number for number, lane in enumerate(timeline.lanes) if lane.cohort == cohort)
 
 
 class _Lane(NamedTuple):
@@ -148,13 +147,19 @@ class _Lane(NamedTuple):
 
 
 class _Moment:
-    """`time`: the played step is supposed to be in the state in which it was `shift` before."""
+    """`time`: the played step is supposed to be in the state in which it was `shift` before. of_cohort: lanes of each cohort."""
 
-    def __init__(self, timeline: Timeline, repetitions: Repetitions, lanes: list[_Lane], time: float, shift: float) -> None:
-        self.timeline, self.repetitions, self.lanes, self.time, self.shift = timeline, repetitions, lanes, time, shift
-        self.of_cohort: list[list[int]] = [[] for _ in timeline.program.cohorts]  # its lanes
-        for number, lane in enumerate(timeline.lanes):
-            self.of_cohort[lane.cohort].append(number)
+    def __init__(
+        self,
+        timeline: Timeline,
+        repetitions: Repetitions,
+        lanes: list[_Lane],
+        of_cohort: list[list[int]],
+        time: float,
+        shift: float,
+    ) -> None:
+        self.timeline, self.repetitions, self.lanes, self.of_cohort = timeline, repetitions, lanes, of_cohort
+        self.time, self.shift = time, shift
 
     # -- the same state --------------------------------------------------------------------------------------------------
 

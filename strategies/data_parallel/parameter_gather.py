@@ -11,60 +11,43 @@ gradients to one buffer; FSDP1's flat parameters are where they are gathered (th
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from collections.abc import Hashable
+from typing import Any
 
 from sim.program import Collective, Memory, Op, Ref
 from strategies.lowering.stage import Stage
-
-G = TypeVar("G", bound="ParameterGather")
-Arguments = ParamSpec("Arguments")
-Result = TypeVar("Result")
-
-
-def of_all_passes(method: Callable[Concatenate[G, Arguments], Result]) -> Callable[Concatenate[G, Arguments], Result]:
-    """A method that is worked out once for all passes of a part."""
-
-    @wraps(method)
-    def remembered(gather: G, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        key = (method, arguments, *options.items())
-        known = gather.known.get(key)
-        if known is None:
-            known = gather.known[key] = method(gather, *arguments, **options)
-        result: Result = known
-        return result
-
-    return remembered
+from strategies.lowering.stage_parts import once
 
 
 class ParameterGather:
-    """Gathers of a stage's parts."""
+    """Gathers of a stage's parts; what is alike are its passes."""
+
+    differences = ()
 
     def __init__(self, stage: Stage) -> None:
         self.stage = stage
         # each distinct piece of work is priced once
         self._works: dict[tuple[float, tuple[str, ...], float, int], Collective] = {}
-        self.known: dict[Any, Any] = {}  # by method and part
+        self.alike: dict[Hashable, Any] = {}
 
     @property
     def kept(self) -> bool:
         """Whether the only rank has its parameters all the time."""
         return self.stage.plan.copies == 1 and not self.stage.host.has_parameters
 
-    @of_all_passes
+    @once
     def elements(self, part: int) -> tuple[int, int]:
         """Elements with gradients of a part that all ranks along dp and cp share; of its experts, if other ranks have the
         same.
         """
         return self.stage.shared(part)
 
-    @of_all_passes
+    @once
     def moving(self, part: int) -> int:
         """Elements that all ranks share and that come and go."""
         return self.elements(part)[0] + self.stage.frozen(part)[0]
 
-    @of_all_passes
+    @once
     def width(self, part: int, experts: bool = False) -> float:
         """Mean bytes of a gathered parameter of the part, or of its experts."""
         trained = self.stage.gathered_width(part, part + 1, experts)
@@ -78,7 +61,7 @@ class ParameterGather:
         """Bytes of a parameter of the part, or of its experts, while it is gathered."""
         return self.width(part, experts)
 
-    @of_all_passes
+    @once
     def gathered_parameters(self, part: int) -> Memory:
         """The gathered parameters of a part."""
         if self.kept:

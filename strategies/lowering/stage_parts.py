@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from functools import wraps
 from itertools import groupby
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from sim.program import Memory
 from strategies.data_parallel.shard_padding import padded
@@ -15,22 +15,32 @@ from strategies.models.model import Model
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import Resolved
 
-S = TypeVar("S", bound="StageParts")
+
+class Alike(Protocol):
+    """What may have equals. alike: what all of them have in common; differences: what tells them apart."""
+
+    alike: dict[Hashable, Any]
+
+    @property
+    def differences(self) -> Hashable:
+        """Equal for equals."""
+        ...
+
+
+A = TypeVar("A", bound=Alike)
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 
-def once(
-    method: Callable[Concatenate[S, Arguments], Result],
-) -> Callable[Concatenate[S, Arguments], Result]:
-    """A method of a stage that is worked out once for all stages that are alike."""
+def once(method: Callable[Concatenate[A, Arguments], Result]) -> Callable[Concatenate[A, Arguments], Result]:
+    """A method that is worked out once for all that are alike."""
 
     @wraps(method)
-    def remembered(stage: S, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
-        key = (method, arguments, *options.items(), stage.differences)
-        known = stage.alike.get(key)
+    def remembered(owner: A, /, *arguments: Arguments.args, **options: Arguments.kwargs) -> Result:
+        key = (method, arguments, *options.items(), owner.differences)
+        known = owner.alike.get(key)
         if known is None:
-            known = stage.alike[key] = method(stage, *arguments, **options)
+            known = owner.alike[key] = method(owner, *arguments, **options)
         result: Result = known
         return result
 

@@ -30,8 +30,9 @@ HOOKS: Mapping[str, str] = {  # folded
     **dict.fromkeys(("distributeddataparallel", "zero0", "stage0", "noshard", "horovod"), "ddp"),
 }
 UNLIKE: Mapping[str, str] = {  # folded values that are said in another way: how
-    "hsdp": "is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}",
-    "hybridshard": "is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}",
+    **dict.fromkeys(
+        ("hsdp", "hybridshard"), "is zero3 with shard, the dp ranks that share a copy: {data_parallel: zero3, shard: 8}"
+    ),
     "deepspeed": "is a stage of ZeRO with DeepSpeed's options: {data_parallel: zero3, deepspeed: {}}",
     "zero": "has stages: zero1, zero2 or zero3",
     "zerooffload": "is a stage of ZeRO with offload: {data_parallel: zero2, offload: {optimizer: cpu}}",
