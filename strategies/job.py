@@ -16,7 +16,7 @@ from strategies.models.model import Model
 from strategies.plan.allotment import dropped
 from strategies.plan.packing import mean_length
 from strategies.plan.plan import Plan
-from strategies.plan.resolved import Resolved
+from strategies.plan.resolved import STEPS, Resolved, Step, Target
 from strategies.plan.rules import refuse
 from strategies.plan.rules.data_parallel import hosted
 from strategies.schedules import schedules
@@ -102,25 +102,43 @@ class Job:
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""
-        gpus = _gpus(self.cluster)
-        low = self.plan.fp8.dtype if self.plan.fp8 else None
+        return Resolved.by(self.steps, self.plan, self.target)
+
+    @property
+    def target(self) -> Target:
+        """What plans of the job are resolved for."""
+        return Target(self.model, self.cluster.gpus, _gpus(self.cluster).per_node or self.cluster.gpus, self.where)
+
+    @property
+    def steps(self) -> tuple[Step, ...]:
+        """By which plans of the job are resolved: rules of its cluster first."""
+        return (Step("", self._computes), Step("", self._has_places), Step("", self._carries_out), *STEPS)
+
+    def _computes(self, plan: Plan, *_: Any) -> None:
+        """In types that the GPUs have."""
+        low = plan.fp8.dtype if plan.fp8 else None
         said = "fp8.scaling=nvfp4" if low == "fp4" else "fp8"
-        for asked, dtype in (("precision={!r}", self.plan.precision), (said, low)):
-            for gpu in gpus.kinds if dtype is not None else ():
+        for asked, dtype in (("precision={!r}", plan.precision), (said, low)):
+            for gpu in _gpus(self.cluster).kinds if dtype is not None else ():
                 if dtype not in gpu.peak:
                     known = f"{gpu.name} computes in {', '.join(gpu.peak)}"
                     raise UserError(f"{self.where}: {asked.format(dtype)} is not possible: {known}")
-        unequal = isinstance(self.cluster, UnequalCluster)
-        refuse(self.where, self._for_equal_nodes() if unequal else hosted(self.plan, self.cluster.node.cpu))
-        hook_of(self.plan.data_parallel).check(self.plan, self.cluster.nodes, self.where)
-        return Resolved.of(self.plan, self.model, self.cluster.gpus, self.where, gpus.per_node)
 
-    def _for_equal_nodes(self) -> Iterator[str]:
+    def _has_places(self, plan: Plan, *_: Any) -> None:
+        """For what is not kept on GPUs."""
+        unequal = isinstance(self.cluster, UnequalCluster)
+        refuse(self.where, self._for_equal_nodes(plan) if unequal else hosted(plan, self.cluster.node.cpu))
+
+    def _carries_out(self, plan: Plan, *_: Any) -> None:
+        """What the plan's hook can do."""
+        hook_of(plan.data_parallel).check(plan, self.cluster.nodes, self.where)
+
+    def _for_equal_nodes(self, plan: Plan) -> Iterator[str]:
         """What is not simulated on nodes that are not alike."""
-        deepspeed = self.plan.deepspeed
+        deepspeed = plan.deepspeed
         asked = {
-            "offload": self.plan.offload is not None,
-            "offload_activations": self.plan.offload_activations is not None,
+            "offload": plan.offload is not None,
+            "offload_activations": plan.offload_activations is not None,
             "deepspeed.cpu_checkpointing": deepspeed is not None and deepspeed.cpu_checkpointing,
             "deepspeed (ZeRO++)": deepspeed is not None
             and (deepspeed.zero_hpz_partition_size > 1 or deepspeed.zero_quantized_gradients),

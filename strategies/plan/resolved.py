@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 from sim.grid import Grid
 from strategies.models.model import Model
@@ -46,48 +48,22 @@ class Resolved(Plan):
 
         per_node: GPUs of a node, by default all.
         """
-        dp, per_node = _data_parallel(plan, gpus, where), per_node or gpus
-        sequence = plan.sequence_of(model)
-        allotted = allotment(plan, dp, where)
-        microbatches = max(allotted)
-        _playable(microbatches, plan, where)
-        refuse(where, traceable(plan, model, sequence), divides(model, plan, sequence), exchanges(plan))
-        chunks = _chunks(plan, where)
-        refuse(
-            where,
-            shares(plan, dp),
-            *(asynchronous(plan, model, count) for count in sorted(set(allotted))),
-            belongs(plan, model),
-            computes(plan, model),
-            *(blocks(plan, count, chunks) for count in sorted(set(allotted))),
-            experts(model, plan, dp),
-        )
-        local = _local_steps(plan, microbatches, where)
-        layers = placement(plan, plan.pp * chunks // schedules[plan.schedule].copies, model, where)
-        refuse(
-            where,
-            recomputed(plan, layers),
-            synchronised(plan, dp),
-            quantises(plan, dp, per_node),
-            fine_tunes(plan, model, layers),
-        )
-        filled = {
-            "dp": dp,
-            "sequence": sequence,
-            "microbatches": microbatches,
-            "global_batch": plan.microbatch * (sum(allotted) if len(allotted) > 1 else dp * microbatches),
-            "allotted": allotted if len(set(allotted)) > 1 else (),
-            "chunks": chunks,
-            "local_steps": local,
-            "layers": layers,
-            "inner": neighbours(plan, dp, per_node),
-        }
-        return cls._filled(plan, filled)
+        return cls.by(STEPS, plan, Target(model, gpus, per_node or gpus, where))
+
+    @classmethod
+    def by(cls, steps: Sequence[Step], plan: Plan, target: Target) -> Resolved:
+        """What steps, those of `STEPS` among them, fill in. Raises UserError."""
+        filled: dict[str, Any] = {}
+        for field, of in steps:
+            value = of(plan, filled, target)
+            if field:
+                filled[field] = value
+        return cls.with_fields(plan, {name: filled[name] for name in FILLED})
 
     def with_microbatches(self, microbatches: int) -> Resolved:
         """The same plan with so many microbatches in a step."""
         batch = self.dp * self.microbatch * microbatches
-        return self._filled(self, {"microbatches": microbatches, "global_batch": batch, "allotted": ()})
+        return self.with_fields(self, {"microbatches": microbatches, "global_batch": batch, "allotted": ()})
 
     @property
     def passes(self) -> int:
@@ -95,11 +71,11 @@ class Resolved(Plan):
         return sum(self.allotted) or self.microbatches * self.dp
 
     @classmethod
-    def _filled(cls, plan: Plan, filled: dict[str, Any]) -> Resolved:
-        """Without the checks that `model_validate` makes: a search resolves hundreds of thousands of plans."""
+    def with_fields(cls, plan: Plan, fields: dict[str, Any]) -> Resolved:
+        """A plan with these fields, all that it lacks among them, without the checks that `model_validate` makes."""
         resolved = cls.__new__(cls)
         for name, value in (
-            ("__dict__", plan.__dict__ | filled),
+            ("__dict__", plan.__dict__ | fields),
             ("__pydantic_fields_set__", plan.model_fields_set),
             ("__pydantic_extra__", None),
             ("__pydantic_private__", None),
@@ -109,7 +85,7 @@ class Resolved(Plan):
 
     def for_plan(self, plan: Plan) -> Resolved:
         """Another plan with equal degrees, schedule and layers, with these values filled in."""
-        return self._filled(plan, {name: getattr(self, name) for name in FILLED})
+        return self.with_fields(plan, {name: getattr(self, name) for name in FILLED})
 
     @property
     def grid(self) -> Grid:
@@ -243,3 +219,63 @@ def _chunks(plan: Plan, where: str) -> int:
     if plan.chunks not in (None, needed):
         raise UserError(f"{where}: chunks={plan.chunks} contradicts schedule={plan.schedule}, which takes {needed}")
     return needed
+
+
+class Target(NamedTuple):
+    """What a plan is resolved for. per_node: GPUs of a node; where: what errors name."""
+
+    model: Model
+    gpus: int
+    per_node: int
+    where: str
+
+
+class Step(NamedTuple):
+    """A step of resolving plans. of: what a plan's `field` is on a target, by what the steps before have filled in; `field` is ""
+    of a rule, which fills in nothing, and raises UserError where the plan breaks it.
+    """
+
+    field: str
+    of: Callable[[Plan, Mapping[str, Any], Target], Any]
+
+
+def _rule(reasons: Callable[[Plan, Mapping[str, Any], Target], Iterable[str]]) -> Step:
+    return Step("", lambda plan, filled, to: refuse(to.where, reasons(plan, filled, to)))
+
+
+def _stages(plan: Plan, chunks: int) -> int:
+    """Virtual stages that have layers of their own."""
+    return plan.pp * chunks // schedules[plan.schedule].copies
+
+
+def _sequences(plan: Plan, dealt: tuple[int, ...], dp: int) -> int:
+    return plan.microbatch * (sum(dealt) if len(dealt) > 1 else dp * dealt[0])
+
+
+# Each is asked by itself, and looks at few fields: a search asks it once for each of their combinations
+# (`strategies.planner.search.by_fields`). dealt: see `allotment`.
+STEPS: tuple[Step, ...] = (
+    Step("dp", lambda plan, filled, to: _data_parallel(plan, to.gpus, to.where)),
+    Step("sequence", lambda plan, filled, to: plan.sequence_of(to.model)),
+    Step("dealt", lambda plan, filled, to: allotment(plan, filled["dp"], to.where)),
+    Step("microbatches", lambda plan, filled, to: _playable(max(filled["dealt"]), plan, to.where)),
+    _rule(lambda plan, filled, to: traceable(plan, to.model, filled["sequence"])),
+    _rule(lambda plan, filled, to: divides(to.model, plan, filled["sequence"])),
+    _rule(lambda plan, filled, to: exchanges(plan)),
+    Step("chunks", lambda plan, filled, to: _chunks(plan, to.where)),
+    _rule(lambda plan, filled, to: shares(plan, filled["dp"])),
+    _rule(lambda plan, filled, to: chain(*(asynchronous(plan, to.model, count) for count in sorted(set(filled["dealt"]))))),
+    _rule(lambda plan, filled, to: belongs(plan, to.model)),
+    _rule(lambda plan, filled, to: computes(plan, to.model)),
+    _rule(lambda plan, filled, to: chain(*(blocks(plan, count, filled["chunks"]) for count in sorted(set(filled["dealt"]))))),
+    _rule(lambda plan, filled, to: experts(to.model, plan, filled["dp"])),
+    Step("local_steps", lambda plan, filled, to: _local_steps(plan, filled["microbatches"], to.where)),
+    Step("layers", lambda plan, filled, to: placement(plan, _stages(plan, filled["chunks"]), to.model, to.where)),
+    _rule(lambda plan, filled, to: recomputed(plan, filled["layers"])),
+    _rule(lambda plan, filled, to: synchronised(plan, filled["dp"])),
+    _rule(lambda plan, filled, to: quantises(plan, filled["dp"], to.per_node)),
+    _rule(lambda plan, filled, to: fine_tunes(plan, to.model, filled["layers"])),
+    Step("global_batch", lambda plan, filled, to: _sequences(plan, filled["dealt"], filled["dp"])),
+    Step("allotted", lambda plan, filled, to: filled["dealt"] if len(set(filled["dealt"])) > 1 else ()),
+    Step("inner", lambda plan, filled, to: neighbours(plan, filled["dp"], to.per_node)),
+)

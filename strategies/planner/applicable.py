@@ -62,7 +62,7 @@ class Applied(NamedTuple):
 
 def stated(plan: Plan) -> tuple[str, ...]:
     """Fields that a plan has at other values than their defaults, in their order."""
-    return tuple(field for field in Plan.model_fields if getattr(plan, field) != _default(field))
+    return tuple(field for field in Plan.model_fields if getattr(plan, field) != default_of(field))
 
 
 def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None = None) -> Applied:
@@ -73,7 +73,7 @@ def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None =
     """
     fields = [field for field in (stated(job.plan) if own is None else own) if field not in changes]
     plan = job.plan.model_copy(update=dict(changes))
-    dropped = {field: _default(field) for field in ONE_STAGE if changes.get("pp") == 1 and field in fields}
+    dropped = {field: default_of(field) for field in ONE_STAGE if changes.get("pp") == 1 and field in fields}
     while True:
         asked = replace(job, plan=plan.model_copy(update=dropped) if dropped else plan)
         try:
@@ -81,17 +81,18 @@ def applicable(job: Job, changes: Mapping[str, Any], own: Sequence[str] | None =
             check(asked.model, resolved)
             return Applied(asked, resolved, dropped)
         except UserError as error:
-            without = next(_without(asked.plan, str(error).removeprefix(job.where), fields), None) if fields else None
-            if without is None:
+            less = next(without(asked.plan, str(error).removeprefix(job.where), fields), None) if fields else None
+            if less is None:
                 raise
-            dropped |= without
+            dropped |= less
 
 
-def _default(field: str) -> Any:
+def default_of(field: str) -> Any:
+    """Of a plan."""
     return Plan.model_fields[field].get_default(call_default_factory=True)
 
 
-def _without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
+def without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
     """What of these fields a reason names, without it: a field's default, or a group of fields without the one named."""
     for name in _NAME.findall(reason):
         field, _, part = name.partition(".")
@@ -101,8 +102,8 @@ def _without(plan: Plan, reason: str, fields: list[str]) -> Iterator[Changes]:
             yield {"framework": _without_part(options, name)}
         if isinstance(value, BaseModel) and part in value.model_fields_set:
             yield {field: _without_part(value, part)}
-        elif value is not None and not part and field not in KEPT and value != _default(field):
-            yield {field: _default(field)}
+        elif value is not None and not part and field not in KEPT and value != default_of(field):
+            yield {field: default_of(field)}
 
 
 def _without_part(group: BaseModel, part: str) -> BaseModel | None:

@@ -89,6 +89,12 @@ def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:
     yield from zip(values.tolist(), np.split(order, start[1:]), strict=True)
 
 
+def _shape(plan: Resolved) -> tuple[object, ...]:
+    """What plans have in common that are bounded at once."""
+    schedule = plan.schedule, plan.pp, plan.microbatches, plan.chunks, plan.layers
+    return *schedule, plan.hook.local, bounded(plan), plan.offload_activations is None
+
+
 class _Bounding:
     """One evaluation: plans by the shape of their pipeline, and within it all at once."""
 
@@ -98,24 +104,10 @@ class _Bounding:
         step, first, update, memory = np.zeros((4, count))
         possible, slower = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
         self.result = Bounds(step, first, update, memory, possible, slower, {})
-        shapes: dict[tuple[object, ...], int] = {}
-        self.shapes: list[Resolved] = []
-        of_rule = np.zeros(len(plans.resolved), dtype=np.int64)
-        for number, plan in enumerate(plans.resolved):
-            key = (
-                plan.schedule,
-                plan.pp,
-                plan.microbatches,
-                plan.chunks,
-                plan.layers,
-                plan.hook.local,
-                bounded(plan),
-                plan.offload_activations is None,
-            )
-            if key not in shapes:
-                shapes[key] = len(self.shapes)
-                self.shapes.append(plan)
-            of_rule[number] = shapes[key]
+        shapes, which = plans.each(_shape)
+        known = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
+        of_rule = np.array([known[shape] for shape in shapes], dtype=np.int64)[which]
+        self.shapes = [plans.resolved[rule] for rule in np.unique(of_rule, return_index=True)[1].tolist()]
         self.shape_of = of_rule[plans.rule] if count else plans.rule
         self.rules = columns(plans, prices.profile)
         self.in_turn = self.rules["in turn"][plans.rule] * (plans.column("overlap") == 0)
@@ -227,13 +219,8 @@ class _Bounding:
         """Of each plan: bytes per parameter of weight, gradient and optimizer states; seconds of an update of nothing, and more
         for each parameter that is updated, and for each gradient that is set to zero.
         """
-        rows, known = [], dict[tuple[tuple[str, float], ...], tuple[float, float, float]]()
-        for plan in self.plans.resolved:
-            passes = tuple(passes_of(plan))
-            if passes not in known:
-                known[passes] = self._prices_of(passes)
-            rows.append((*plan.bytes_that_stay.values(), *known[passes]))
-        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[self.plans.rule]
+        rows, which = self.plans.each(lambda plan: (*plan.bytes_that_stay.values(), *self._prices_of(tuple(passes_of(plan)))))
+        result: Floats = np.array(rows, dtype=np.float64).reshape(-1, 6)[which][self.plans.rule]
         return result
 
     def _prices_of(self, passes: tuple[tuple[str, float], ...]) -> tuple[float, float, float]:

@@ -97,14 +97,11 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
     inner: dict[tuple[object, ...], int] = {}
-    known: dict[tuple[Grid, bool], tuple[Grid, bool]] = {}
-    for plan in plans.resolved:
-        if (plan.grid, plan.sync_norm) not in known:
-            known[plan.grid, plan.sync_norm] = priced_on(plans.job.cluster, plan)
-    grids = [known[plan.grid, plan.sync_norm] for plan in plans.resolved]
+    priced, on = plans.each(lambda plan: priced_on(plans.job.cluster, plan))
+    shapes, has = plans.each(lambda plan: (accumulation(plan), plan.layers if plan.recompute_method else ()))
     of_rule = [
-        inner.setdefault((grid, accumulation(plan), plan.layers if plan.recompute_method else (), repr(dropped)), len(inner))
-        for grid, plan, dropped in zip(grids, plans.resolved, plans.dropped, strict=True)
+        inner.setdefault((priced[grid], shapes[shape], lacking), len(inner))
+        for grid, shape, lacking in zip(on.tolist(), has.tolist(), plans.lacking.tolist(), strict=True)
     ]
     keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
     for i in free:
@@ -114,7 +111,7 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     for number, example in enumerate(first.tolist()):
         job, rule = plans.job_of(example), int(plans.rule[example])
         plan = plans.resolved[rule].for_plan(job.plan)
-        together.setdefault(grids[rule], []).append((number, _Work.of(parts(job.model, plan), plan)))
+        together.setdefault(priced[on[rule]], []).append((number, _Work.of(parts(job.model, plan), plan)))
     kinds: dict[int, Kind] = {}
     for (grid, alone), works in together.items():
         kinds |= _priced(plans.job, grid, alone, works, prices)

@@ -46,14 +46,13 @@ NAMES = (
 
 def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     """Every column of NAMES."""
-    crossings = Crossings(plans.job, profile)
-    grids = [plan.grid for plan in plans.resolved]
-    unlike = {grid: not alike(plans.job.cluster, grid) for grid in dict.fromkeys(grids)}
-    rows = [
-        (*_own(plan), *crossings.of(plan), hosted_update(plans.job, plan), unlike[grid])
-        for plan, grid in zip(plans.resolved, grids, strict=True)
-    ]
-    table = np.array(rows, dtype=np.float64).reshape(-1, len(NAMES))
+    crossings, cluster = Crossings(plans.job, profile), plans.job.cluster
+
+    def priced(plan: Resolved) -> tuple[float, ...]:
+        return *crossings.of(plan), hosted_update(plans.job, plan), not alike(cluster, plan.grid)
+
+    parts = [(np.array(rows, dtype=np.float64), which) for rows, which in (plans.each(_own), plans.each(priced))]
+    table = np.concatenate([rows[which] for rows, which in parts], axis=1) if len(plans) else np.zeros((0, len(NAMES)))
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))
 
 

@@ -127,8 +127,9 @@ class Refiner:
     def _rules_of(self) -> dict[tuple[object, ...], list[int]]:
         """The rules of each shape of pipeline."""
         result: dict[tuple[object, ...], list[int]] = {}
-        for number, resolved in enumerate(self.plans.resolved):
-            result.setdefault(self._shape(resolved), []).append(number)
+        shapes, which = self.plans.each(self._shape)
+        for number, shape in enumerate(which.tolist()):
+            result.setdefault(shapes[shape], []).append(number)
         return result
 
     def _shape(self, resolved: Resolved) -> tuple[object, ...]:

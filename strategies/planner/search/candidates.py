@@ -1,30 +1,30 @@
 """The plans of one site (one cluster and model): a space's combinations as arrays, without those that break a rule.
 
-A rule is what `Job.resolve` checks. It is asked once for every combination of the fields that rules look at.
+A rule is what `Job.resolve` checks (see `strategies.planner.search.resolving`).
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from strategies.job import Job
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
-from strategies.planner.applicable import Applied, applicable, stated
+from strategies.planner.applicable import stated
+from strategies.planner.search.by_fields import ByFields, Columns, Ids
 from strategies.planner.search.duplicate_plans import twins
+from strategies.planner.search.resolving import NEVER, Resolving
 from strategies.planner.search.space import MOST, Axis, Changes, Space, column
 from topologies.reading import UserError, build
 
-Ids = NDArray[np.int64]
+T = TypeVar("T")
 # Fields that change neither grid nor layers nor `strategies.planner.bounds.plan_features`, and at which rules look only where one
 # of those named with them is set.
 FREE: dict[str, frozenset[str]] = {
@@ -40,7 +40,6 @@ FREE: dict[str, frozenset[str]] = {
     "algorithm": frozenset(),
     "dropout": frozenset(),
 }
-ORDER = frozenset({"order"})  # which changes the grid, and at which only rules on DeepSpeed's settings look
 
 
 @dataclass
@@ -59,7 +58,7 @@ class Candidates:
     number: Ids
     choices: list[Ids]
     rule: Ids
-    resolved: list[Resolved]
+    columns: Columns
     dropped: list[Changes]
     refused: Counter[str]
     examples: dict[str, str]
@@ -92,8 +91,7 @@ class Candidates:
     def at_choice(self, field: str, value: Any) -> Ids:
         """Of each plan, the plan that has this value of a field and else the same fields; −1: none, or itself."""
         positions = np.full(len(self), -1, dtype=np.int64)
-        kinds: dict[str, int] = {}
-        without = np.array([kinds.setdefault(repr(dropped), len(kinds)) for dropped in self.dropped], dtype=np.int64)[self.rule]
+        without = self.lacking[self.rule]
         for axis, chosen in zip(self.axes, self.choices, strict=True):
             if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
                 stride = math.prod(len(other.choices) for other in self.axes if other.name > axis.name)
@@ -104,9 +102,29 @@ class Candidates:
         return positions
 
     @cached_property
+    def resolved(self) -> list[Resolved]:
+        """What rules look at of plans, with all defaults."""
+        return self.columns.resolved()
+
+    def each(self, ask: Callable[[Resolved], T]) -> tuple[list[T], Ids]:
+        """What a function makes of `resolved`: its answers in the order of the first plans that have them, and which is whose."""
+        asked = ByFields(self.columns, lambda looked: ask(looked.plan))
+        _, first, which = np.unique(asked.of(np.arange(len(self.dropped))), return_index=True, return_inverse=True)
+        order = np.argsort(first)
+        return [asked.answers[number] for number in order.tolist()], np.argsort(order)[which]
+
+    @cached_property
+    def lacking(self) -> Ids:
+        """A number of each of `resolved`; those of which the same does not apply have the same."""
+        numbers: dict[str, int] = {}
+        known = {id(dropped): repr(dropped) for dropped in self.dropped}
+        return np.array([numbers.setdefault(known[id(dropped)], len(numbers)) for dropped in self.dropped], dtype=np.int64)
+
+    @cached_property
     def microbatches(self) -> Ids:
         """Of each plan."""
-        return np.array([plan.microbatches for plan in self.resolved], dtype=np.int64)[self.rule]
+        answers, which = self.each(lambda plan: plan.microbatches)
+        return np.array(answers, dtype=np.int64)[which][self.rule]
 
 
 def changed(plan: Plan, changes: Changes) -> Plan:
@@ -133,23 +151,20 @@ def candidates(job: Job, space: Space) -> Candidates:
     given = {field: value for axis in axes if axis.fields <= free for field, value in axis.choices[0].items()}
     asked = replace(job, plan=changed(job.plan, given))  # rules may look at which fields were given
     own = [field for field in stated(job.plan) if all(field not in axis.fields for axis in axes)]
-    chosen = [choices[i][first].tolist() for i in ruled]
-    place, applied, reasons, examples = _resolved(asked, own, [axes[i] for i in ruled], chosen)
-    refused: Counter[str] = Counter()
-    for reason, plans in zip(reasons, np.bincount(rule, minlength=len(first)).tolist(), strict=True):
-        if reason:
-            refused[reason] += plans
-    allowed = (place >= 0)[rule]
+    found = Resolving(asked, own, [axes[i] for i in ruled], [choices[i][first] for i in ruled], len(first))
+    refused, examples = found.refused(np.bincount(rule, minlength=len(first)))
+    allowed = (found.reason == NEVER)[rule]
     plain = twins(job.plan, job.cluster.gpus, axes, choices) if shape else []
     plainest = (
         np.ravel_multi_index([plain[i] for i in by_name], [shape[i] for i in by_name]).astype(np.int64) if shape else number
     )
     same = allowed & (plainest != number) & allowed[plainest]
     kept = allowed & ~same
-    used, rule = np.unique(place[rule[kept]], return_inverse=True)
-    columns, resolved = [column[kept] for column in choices], [applied[i].resolved for i in used.tolist()]
-    dropped: list[Changes] = [{f"plan.{field}": value for field, value in applied[i].dropped.items()} for i in used.tolist()]
-    return Candidates(job, axes, number[kept], columns, rule, resolved, dropped, refused, examples, int(same.sum()))
+    used, rule = np.unique(rule[kept], return_inverse=True)
+    columns = [column[kept] for column in choices]
+    groups: list[Changes] = [{f"plan.{field}": value for field, value in group.items()} for group in found.groups]
+    dropped = [groups[i] for i in found.group[used].tolist()]
+    return Candidates(job, axes, number[kept], columns, rule, found.columns(used), dropped, refused, examples, int(same.sum()))
 
 
 def _free(plan: Plan, axes: Sequence[Axis]) -> frozenset[str]:
@@ -157,54 +172,6 @@ def _free(plan: Plan, axes: Sequence[Axis]) -> frozenset[str]:
     varied = {field for axis in axes for field in axis.fields}
     usual = {field for fields in FREE.values() for field in fields if getattr(plan, field) == Plan.model_fields[field].default}
     return frozenset(field for field, wakers in FREE.items() if wakers <= usual - varied)
-
-
-def _resolved(
-    job: Job, own: Sequence[str], axes: Sequence[Axis], chosen: Sequence[Sequence[int]]
-) -> tuple[Ids, list[Applied], list[str], dict[str, str]]:
-    """Each combination of choices on axes that rules look at: its number among those that break none (−1), these, its reason
-    (""), and an example of each reason. own: what the job's plan states and no axis does.
-    """
-    updates = [[{_field(f): value for f, value in choice.items()} for choice in axis.choices] for axis in axes]
-    place: list[int] = []
-    applied: list[Applied] = []
-    reasons: list[str] = []
-    examples: dict[str, str] = {}
-    known: dict[tuple[int, ...], Applied | str] = {}  # by the choices on axes whose fields rules look at
-    ruled = job.plan.deepspeed is not None or any("deepspeed" in axis.fields for axis in axes)
-    others = [number for number, axis in enumerate(axes) if ruled or axis.fields != ORDER]
-    for combination in zip(*chosen, strict=True) if axes else [()]:
-        update: dict[str, Any] = {}
-        for changes, choice in zip(updates, combination, strict=True):
-            update |= changes[choice]
-        key = tuple(combination[number] for number in others)
-        if key not in known:
-            known[key] = _applied(job, update, own)
-        answer = known[key]
-        if isinstance(answer, str):
-            place.append(-1)
-            reasons.append(pattern(answer))
-            examples.setdefault(reasons[-1], answer)
-            continue
-        if len(others) < len(axes):
-            answer = answer._replace(resolved=answer.resolved.model_copy(update={"order": update["order"]}))
-        place.append(len(applied))
-        reasons.append("")
-        applied.append(answer)
-    return np.array(place, dtype=np.int64), applied, reasons, examples
-
-
-def _applied(job: Job, update: dict[str, Any], own: Sequence[str]) -> Applied | str:
-    """The job with changes of its plan, or the reason why it is refused."""
-    try:
-        return applicable(job, update, own)
-    except UserError as error:
-        return str(error).removeprefix(f"{job.where}: ")
-
-
-def pattern(reason: str) -> str:
-    """A reason without its numbers, by which it is counted: "tp=3 does not divide 32 …" and "tp=5 does not …" are one."""
-    return re.sub(r"\d[\d,.·]*", "#", reason)
 
 
 def _field(name: str) -> str:

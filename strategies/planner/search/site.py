@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from strategies.job import Job
+from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.every_plan import Bounds, bounds
 from strategies.planner.bounds.layer_cost_table import kinds_of
 from strategies.planner.bounds.longest_path import expected_path, longest_path
@@ -82,6 +83,9 @@ class Site:
         """What turns a step of plan i into an objective."""
         return scale_of(self.plans, plan, self.tokens, self.rates)
 
+    def _scale(self, tokens_per_step: float) -> Scale:
+        return Scale(self.plans.job.cluster.gpus, tokens_per_step, self.tokens, self.rates)
+
     def value(self, plan: int, step: float, objective: Objective) -> float:
         """A step of plan i as an objective."""
         return float(step) * objective.per_second(self.scale(plan))
@@ -91,8 +95,8 @@ class Site:
         capacity = self.capacity(asked)
         keep = self.limits.possible.copy()
         keep = _cut(keep, self.limits.memory / capacity, "memory", lambda share: told_memory(share * capacity, capacity), out)
-        _, first, of = np.unique(self.plans.rule, return_index=True, return_inverse=True)
-        scales = [self.scale(int(plan)) for plan in first]
+        each, which = self.plans.each(_tokens)
+        scales, of = [self._scale(tokens) for tokens in each], which[self.plans.rule]
         for name in asked.of_step(scales[0]):
             most = np.array([asked.of_step(scale)[name] for scale in scales])[of]
             keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
@@ -140,8 +144,12 @@ def started(job: Job) -> Job:
 
 def scale_of(plans: Candidates, plan: int, tokens: float, rates: Rates) -> Scale:
     """See `Site.scale`."""
-    resolved = plans.resolved[int(plans.rule[plan])]
-    return Scale(plans.job.cluster.gpus, float(resolved.global_batch * resolved.sequence), tokens, rates)
+    return Scale(plans.job.cluster.gpus, _tokens(plans.resolved[int(plans.rule[plan])]), tokens, rates)
+
+
+def _tokens(plan: Resolved) -> float:
+    """Of a step."""
+    return float(plan.global_batch * plan.sequence)
 
 
 def _cut(keep: Mask, share: Floats, name: str, show: Callable[[float], str], out: RuledOut) -> Mask:

@@ -93,10 +93,13 @@ def test_of_plans_that_are_ruled_out_the_nearest_is_named() -> None:
 def site(memory: float = 80e9, **fields: Any) -> Site:
     """Three plans, of 1, 2 and 4 s and of 60, 70 and 90 GB at least, on GPUs of so much memory."""
     result = object.__new__(Site)
-    result.job = cast(Any, SimpleNamespace(cluster=SimpleNamespace(node=SimpleNamespace(gpu=SimpleNamespace(memory=memory)))))
+    cluster = SimpleNamespace(gpus=SCALE.gpus, node=SimpleNamespace(gpu=SimpleNamespace(memory=memory)))
+    result.job, result.tokens, result.rates = cast(Any, SimpleNamespace(cluster=cluster)), SCALE.tokens, SCALE.rates
     bounds = {"step": np.array([1.0, 2.0, 4.0]), "memory": np.array([60e9, 70e9, 90e9]), "possible": np.ones(3, dtype=bool)}
     result.limits = cast(Any, SimpleNamespace(**bounds | fields))
-    result.plans = cast(Any, SimpleNamespace(rule=np.zeros(3, dtype=np.int64)))
+    same = np.zeros(3, dtype=np.int64)
+    each = [SCALE.tokens_per_step], same
+    result.plans = cast(Any, SimpleNamespace(rule=same, job=result.job, each=lambda ask: each))
     result.scale = lambda plan: SCALE  # type: ignore[method-assign]
     return result
 
