@@ -17,6 +17,7 @@ from sim.grid import Grid
 
 COMPUTE = "compute"  # the stream on which kernels run
 WRAPPER_COPY = "wrapping"  # variant of a kernel: PyTorch's wrapper of a collective copies a list of tensors
+PIPELINE_PASS = "pp/pass"  # calls of a kernel: what PyTorch's pipeline runtime does for the pass that begins with it
 EARLY_CUBLAS = "early"  # variant of a matrix product: cuBLAS before CUDA 11.7
 HOST = "host"  # the stream that launches kernels
 CPU = "cpu"  # the axis of the CPUs' work on the optimizer, which sends nothing
@@ -57,7 +58,7 @@ class Kernel:
     alignment: int = ALIGNED  # of a product: elements to which rows of all its matrices are aligned, a power of two up to ALIGNED
     ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
     kept: float = 0.0  # of a weight's gradient in the second half of a split backward pass: bytes of its output's, kept till then
-    calls: str = ""  # what the host does around its launch besides: a name in sim/pricing/op_costs.py:CALLS
+    calls: str = ""  # what the host does around its launch besides: a name in op_costs.py:CALLS or a profile's `wrapping`
 
 
 @dataclass(frozen=True, slots=True, eq=False)

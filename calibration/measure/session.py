@@ -9,12 +9,13 @@ import gc
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from math import inf
 from typing import Any
 
 import torch.distributed as dist
 
 from calibration.launch.place import Place
-from calibration.measure import collectives, kernels, layer, side_effects, sustained
+from calibration.measure import collectives, kernels, layer, pipeline_passes, side_effects, sustained
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
 from calibration.measure.interference import LIMIT
@@ -27,11 +28,19 @@ POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
 def measure(
-    place: Place, quick: bool, parts: Sequence[str], done: Sequence[tuple[int, Key]], largest: float, extra: int = 0
+    place: Place,
+    quick: bool,
+    parts: Sequence[str],
+    done: Sequence[tuple[int, Key]],
+    largest: float,
+    extra: int = 0,
+    seconds: float = inf,
 ) -> list[str]:
     """Measure; the machines' names are returned. done: visits to skip, rank 0's count. largest: bytes of a collective, 0: as
-    the memory allows. extra: rounds beyond the grid's. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
+    the memory allows. extra: rounds beyond the grid's. seconds: after which only the first round goes on, by rank 0's clock.
+    Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
     """
+    until = time.monotonic() + seconds
     asked = grid(place.device, quick).within(place.compute.precisions())
     usual = asked.rounds
     asked = replace(asked, rounds=usual + extra)
@@ -53,8 +62,10 @@ def measure(
         session.settle()
         for probe in probes:
             if number < probe.rounds or number >= usual:
+                if number and bench.gather([time.monotonic()])[0, 0] > until:
+                    return session.hosts
                 session.visit(probe, number)
-    return sorted({str(host) for host in bench.host})
+    return session.hosts
 
 
 def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
@@ -64,6 +75,7 @@ def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
     if bench.place.world > 1:
         within = min(room, 4 * largest) if largest else room
         probes += collectives.probes(asked, collectives.groups(bench), within, not bench.place.compute.ordered)
+        probes += pipeline_passes.probes()
     probes += side_effects.probes(asked, bench) + layer.probes()
     least = float(bench.gather([free]).min()) * FULL
     return [probe for probe in probes if probe.takes + bench.room <= least]
@@ -73,6 +85,11 @@ class _Session:
     def __init__(self, bench: Bench, asked: Grid, done: set[tuple[int, Key]]) -> None:
         self.bench, self.asked, self.done = bench, asked, done
         self.watch, self.patience = Watch(bench), asked.calm
+
+    @property
+    def hosts(self) -> list[str]:
+        """One number per machine."""
+        return sorted({str(host) for host in self.bench.host})
 
     def tell(self, message: Any) -> None:
         if self.bench.place.rank == 0:

@@ -160,15 +160,16 @@ class OpCosts(CollectiveCosts):
     def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
         """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
         and to a list a view and a copy per piece. To that of a weight's gradient by itself a call of autograd; and what a
-        framework's modules do around a kernel (`CALLS`).
+        framework's modules, or its pipeline, do around a kernel (`CALLS`, or measured).
         """
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
-        if isinstance(work, Kernel) and work.kept:
-            measured = profile.wrapping.get(SPLIT)
-            return on_grid(measured.seconds(work.kept)) if measured else 0.0
-        if isinstance(work, Kernel) and work.calls:
-            return on_grid(CALLS[work.calls] * self.program.turns)
+        if isinstance(work, Kernel):
+            if not (work.kept or work.calls):
+                return 0.0
+            split, called = (profile.wrapping.get(name) for name in (SPLIT, work.calls))
+            more = split.seconds(work.kept) if split and work.kept else 0.0
+            return on_grid(more + (called.fixed if called else CALLS.get(work.calls, 0.0)) * self.program.turns)
         if not isinstance(work, Collective):
             return 0.0
         measured = profile.wrapping.get(f"{work.axis}/{work.operation}")

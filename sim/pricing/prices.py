@@ -133,8 +133,8 @@ class Profile(Config):
     processes: int = Field(0, ge=0, le=2**20)  # of a node without GPUs, that had a core each when it was measured; 0: GPUs
     wrapping: dict[str, Wrapping] = Field(
         default_factory=dict
-    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"; and per matrix in a split backward pass, by its bytes
-    # of the output's gradient: "pp/weight_gradient"
+    )  # of PyTorch's wrappers, by "axis/operation", e.g. "dp/all_gather"; per matrix in a split backward pass, by its bytes of
+    # the output's gradient: "pp/weight_gradient"; and per pass that its pipeline runtime calls: "pp/pass"
     overhead: Overhead
 
     @model_validator(mode="after")

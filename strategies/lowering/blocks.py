@@ -55,6 +55,22 @@ def runs(parts: Sequence[LayerCost], direction: str, start: int = 0, end: int = 
     return tuple(result)
 
 
+def called(every: tuple[Run, ...], calls: str) -> tuple[Run, ...]:
+    """Runs before whose first kernel, of those before which it makes none yet, the host makes calls of that name."""
+    for at, (times, items) in enumerate(every):
+        if any(isinstance(item, Kernel) and not item.calls for item in items):
+            left = (Run(times - 1, items),) if times > 1 else ()
+            return (*every[:at], Run(1, _called(items, calls)), *left, *every[at + 1 :])
+    return every
+
+
+@lru_cache(maxsize=4096)
+def _called(items: Items, calls: str) -> Items:
+    """One object for all stages: see `_cut`."""
+    number, kernel = next((at, item) for at, item in enumerate(items) if isinstance(item, Kernel) and not item.calls)
+    return SharedItems((*items[:number], replace(kernel, calls=calls), *items[number + 1 :]))
+
+
 @lru_cache(maxsize=4096)
 def _cut(items: Items, begin: int, end: int) -> Items:
     """One object for all layers and stages that are cut alike: each distinct piece of work is priced once."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from sim.program import COMPUTE, Block, Cohort, Op, Ref, Send
+from sim.program import COMPUTE, PIPELINE_PASS, Block, Cohort, Op, Ref, Send
 from strategies.data_parallel.hook import Hook
-from strategies.lowering.blocks import taking_turns
+from strategies.lowering.blocks import called, taking_turns
 from strategies.lowering.stage import Stage
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions
@@ -148,7 +148,10 @@ class Passes:
         there, back = self._stage(forward), self._stage(backward)
         key = there.number, back.number, backward.kind
         if key not in self.flow.pairs:
-            self.flow.pairs[key] = taking_turns(there.parts, back.parts, full=backward.kind == "B")
+            pair = taking_turns(there.parts, back.parts, full=backward.kind == "B")
+            if there.piped:
+                pair = replace(pair, runs=called(called(pair.runs, PIPELINE_PASS), PIPELINE_PASS))
+            self.flow.pairs[key] = pair
         op.work, op.after = self.flow.pairs[key], op.after + other.after
         op.allocate, op.free = op.allocate + other.allocate, op.free + other.free
         if self.flow.waits and self.flow.waits[-1][0] is other:  # what the second one waits for was noted last

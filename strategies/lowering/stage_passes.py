@@ -8,15 +8,16 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sim.program import CACHED, COMPUTE, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
-from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, runs, workspace
+from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, runs, workspace
 from strategies.lowering.host import Host
 from strategies.lowering.stage_parts import StageParts, once
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
+from strategies.schedules import schedules
 from topologies.reading import UserError
 
 OPS = 500_000  # of all stages in one step: some ten seconds and a gigabyte
@@ -49,6 +50,8 @@ class StagePasses(StageParts):
         count = plan.offload_activations
         self.activations = ActivationOffload(parts, count, self.host) if count else None
         self._timed = plan.kernel_set.times_parts
+        of_pytorch = plan.kernel_set.of_pytorch and plan.deepspeed is None and schedules[plan.schedule].versions is None
+        self.piped = plan.pp > 1 and of_pytorch  # whether torch.distributed.pipelining calls its passes
         self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
 
@@ -278,7 +281,10 @@ class StagePasses(StageParts):
         work: Memory = (("temporary", most - less), (CACHED, kept_back), *([(passing, less)] if passing else []))
         allocated = {FORWARD: saved + work, BACKWARD: work, INPUT: held + work, WEIGHT: ()}[direction]
         freed = {FORWARD: work, BACKWARD: saved + work, INPUT: saved + work, WEIGHT: held}[direction]
-        return Block(direction, runs(parts, direction, start.left, end.left)), allocated, freed
+        every = runs(parts, direction, start.left, end.left)
+        if self.piped and (end == Cut(0) if direction == FORWARD else start == self._begin(None)):
+            every = called(every, PIPELINE_PASS)
+        return Block(direction, every), allocated, freed
 
     def _making(self, start: Cut, end: Cut) -> Making:
         """The gradients that a piece of a backward pass makes."""

@@ -12,12 +12,14 @@ from calibration.samples import Case
 from sim.pricing.op_costs import SPLIT
 from sim.pricing.prices import Overhead
 from sim.pricing.transfers.measured_tables import Wrapping
+from sim.program import PIPELINE_PASS
 
 WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "ddp": ("dp/all_reduce",),
     "fsdp2": ("dp/all_gather", "dp/reduce_scatter"),
     "dtensor": ("tp/all_reduce", "tp/all_gather", "tp/reduce_scatter"),
     "split": (SPLIT,),
+    "pipeline": (PIPELINE_PASS,),
 }
 
 
@@ -36,8 +38,8 @@ def wrappers(fit: Parts) -> None:
     fit.note(
         "launch",
         "1,000 operators on one element, forward and backward; all-reduce and products at once; PyTorch's wrappers "
-        "around 8 tiny layers in a group of one; backward passes in two halves",
-        f"seconds per operator; per collective of a wrapper; per matrix of a split pass. {beside}".strip(),
+        "around 8 tiny layers in a group of one; backward passes in two halves; 1F1B of a layer on each of two ranks",
+        f"seconds per operator; per collective of a wrapper; per matrix of a split pass, or pass of a pipeline. {beside}".strip(),
     )
 
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from sim.program import Block, Collective, Kernel, Ref, Send
+from sim.analysis.summary import summarise
+from sim.engine.player import run
+from sim.pricing.prices import Prices
+from sim.program import PIPELINE_PASS, Block, Collective, Kernel, Ref, Send
 from strategies.lowering.lower import lower
+from strategies.schedules import actions
 
 
 @pytest.mark.parametrize(("hook", "shards"), [("ddp", 1), ("zero1", 1), ("zero2", 4), ("zero3", 4)])
@@ -55,6 +59,49 @@ def test_pytorch_asks_for_a_result_when_it_needs_it(
     assert [name[ref.op] for op in sends for ref in op.after if ref.cohort == 1] == asked
     passes = [(name[number], ref) for number, op in enumerate(last.ops) if isinstance(op.work, Block) for ref in op.after]
     assert [mine for mine, ref in passes if ref.cohort == 1 and name[ref.op].startswith("send")] == held
+
+
+@pytest.mark.parametrize(
+    ("kernels", "schedule", "hook", "called"),
+    [
+        ("torch", "1f1b", "ddp", True),
+        ("torch", "gpipe", "zero3", True),
+        ("compiled", "interleaved", "zero1", True),
+        ("torch", "zb-v", "ddp", True),
+        ("torch", "dualpipe-v", "ddp", True),
+        ("torch", "pipedream", "ddp", False),
+        ("megatron", "1f1b", "ddp", False),
+    ],
+)
+def test_each_pass_is_called_once_by_the_pipeline_runtime(toy_job, kernels: str, schedule: str, hook: str, called: bool) -> None:
+    """However many ops a pass is cut into, and where two passes take turns."""
+    plan = {"schedule": schedule, "data_parallel": hook, "kernels": kernels, "bucket": "4 KiB"} | (
+        {"chunks": 2} if schedule == "interleaved" else {}
+    )
+    plan |= {"bucket": None} if hook == "zero3" else {}
+    job = toy_job(4, 1, model={"tied": False}, pp=2, accumulation=4, **{key: value for key, value in plan.items() if value})
+    resolved = job.resolve()
+    for rank, cohort in enumerate(lower(job.model, resolved).cohorts):
+        blocks = [op.work for op in cohort.ops if isinstance(op.work, Block)]
+        calls = sum(
+            times for block in blocks for times, item in block.items() if isinstance(item, Kernel) and item.calls == PIPELINE_PASS
+        )
+        passes = len(list(actions(schedule, rank, 2, 4, resolved.chunks)))
+        assert calls == (passes if called else 0)
+
+
+@pytest.mark.parametrize("synchronous", [True, False])
+def test_what_the_pipeline_runtime_takes_is_between_passes(toy_job, toy_profile, synchronous: bool) -> None:
+    """One of two stages computes at a time: forward and backward of 4 microbatches on each. A host that goes ahead of its GPU
+    loses it only where it has nothing to launch meanwhile, with passes of next to nothing.
+    """
+    job = toy_job(2, 1, model={"tied": False}, pp=2, accumulation=4, schedule="naive", kernels="torch")
+    program, topology = lower(job.model, job.resolve()), job.cluster.topology()
+    steps = []
+    for fixed in ("0 s", "1 ms"):
+        profile = toy_profile(synchronous=synchronous, wrapping={PIPELINE_PASS: {"fixed": fixed}})
+        steps.append(summarise(run(program, topology, Prices(profile, job.cluster.node.gpu))).step_seconds)
+    assert steps[1] - steps[0] == pytest.approx((16 if synchronous else 8) * 1e-3, rel=0.03)
 
 
 def test_a_causal_mask_hides_half_of_attention(toy_job) -> None:
