@@ -15,6 +15,7 @@ from typing import Any
 from calibration.fit.machine import kernels as fit_kernels
 from calibration.fit.machine.kernels import error
 from calibration.fit.machine.profile import Fit
+from calibration.fit.machine.tables import errors, series_name
 from calibration.launch.launcher import is_root, under_launcher
 from calibration.launch.place import RankError, available_cores, crowded, find_device
 from calibration.launch.ranks import launch
@@ -35,6 +36,7 @@ from topologies.reading import UserError, build, parse_yaml
 UNSTEADY = 0.06  # part by which rounds of the same layers may differ before it is said
 POOR, AGAIN = 0.1, 2  # median error of what was kept out, beyond which a part is measured again; so often at most
 DISTURBED = 0.1  # of a part's cases that others disturbed in every round, beyond which these are measured again, as often
+FITS = {"gemm": "gemm", "attention": "attention", "collective": "links"}  # part -> the fit to it
 CPU = "cpu-gloo"  # the profile that a machine without GPUs starts from
 Hear = Callable[[dict[str, Any]], None]
 
@@ -49,7 +51,7 @@ def calibrate(request: Request, hear: Hear) -> Result | None:
         return None
     patient = measured[0]["device"] == "cpu" and not request.quick and not under_launcher()  # others take no time of a GPU
     for extra in range(1, AGAIN + 1):
-        disturbed = _disturbed(measured[1]) if patient else {}
+        disturbed = _disturbed(measured[1]) if patient and not request.over else {}
         if not disturbed:
             break
         said = ", ".join(f"{part} {len(keys)}" for part, keys in disturbed.items())
@@ -60,13 +62,15 @@ def calibrate(request: Request, hear: Hear) -> Result | None:
     result = fit(request, *measured)
     for extra in range(1, AGAIN + 1):
         poor = _poor(result)
-        if not poor or under_launcher():
+        if not poor or under_launcher() or request.over:
             break
         said = ", ".join(f"{part} {error:.0%}" for part, error in poor.items())
         hear({"note": f"kept out of the fit, prices are off by more than {POOR:.0%} ({said}): measured once more"})
-        measured = measure(replace(request, parts=tuple(poor)), hear, extra)
+        measured = measure(replace(request, parts=tuple(poor)), hear, extra, _poor_cases(result, measured[1], poor))
         assert measured is not None
         result = fit(request, *measured)
+    if request.over:
+        result.fitted.notes.append("the time was over before every case was measured in every round (--minutes)")
     result.fitted.notes += [
         f"{part}: prices are off by {error:.0%} where they were kept out of the fit: measure again when the machine is quiet"
         + (", or without --quick" if request.quick else "")
@@ -76,9 +80,26 @@ def calibrate(request: Request, hear: Hear) -> Result | None:
 
 
 def _poor(result: Result) -> dict[str, float]:
-    """Parts that are fitted by a formula, and the median error of what was kept out, where that is more than POOR."""
-    found = {part: error(result.fitted.points.get(part, []), True) for part in ("gemm", "attention")}
+    """Parts that are fitted by a formula or a table, and the median error of what was kept out, where that is more than POOR."""
+    found = {part: error(result.fitted.points.get(fit, []), True) for part, fit in FITS.items()}
     return {part: value for part, value in found.items() if value is not None and value > POOR}
+
+
+def _poor_cases(result: Result, samples: Sequence[Sample], poor: Collection[str]) -> set[Key]:
+    """The cases of these parts; of collectives that have tables those of the tables that are off by more than POOR."""
+    by_table = errors(result.fitted.points.get(FITS["collective"], []))
+    every = {_table_of(sample) for sample in samples} - {""}
+    if not every & by_table.keys():  # a GPU's collectives have a formula
+        every = set()
+    good = {table for table in every if by_table.get(table, 0.0) <= POOR}
+    return {sample.key for sample in samples if sample.part in poor and _table_of(sample) not in good}
+
+
+def _table_of(sample: Sample) -> str:
+    """Empty where it has none."""
+    if sample.part != "collective":
+        return ""
+    return series_name(str(sample.case["operation"]), int(sample.case["ranks"]), int(sample.case["nodes"]))
 
 
 def _disturbed(samples: Sequence[Sample]) -> dict[str, set[Key]]:
@@ -104,8 +125,9 @@ def measure(
     from calibration.measure.session import measure as session
 
     arguments: tuple[Any, ...] = (request.quick, request.parts)
+    more = request.largest, extra, request.left
     if not is_root():
-        launch(session, ranks, *arguments, [], request.largest, extra, device=device)
+        launch(session, ranks, *arguments, [], *more, device=device)
         return None
     head = describe(device, ranks) | {"quick": request.quick, "cores": len(available_cores())}
     journal = Journal(request.journal, head)
@@ -122,7 +144,7 @@ def measure(
         rounds = grid(device, request.quick).rounds + extra
         done |= {(number, key) for _, key in done if key not in only for number in range(rounds)}
     with _kept(journal):
-        launch(session, ranks, *arguments, sorted(done, key=repr), request.largest, extra, device=device, hear=keep)
+        launch(session, ranks, *arguments, sorted(done, key=repr), *more, device=device, hear=keep)
     return journal.head, journal.samples
 
 

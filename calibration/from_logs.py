@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import inf
 from pathlib import Path
 
 from calibration.calibrate import fit, write_profile
@@ -27,6 +28,8 @@ from topologies.reading import UserError, build
 def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     """A profile from nccl-tests logs and JSON, profiler traces (one per rank), or journals of this command. Raises UserError."""
     check(request)
+    if request.until < inf:
+        raise UserError("--minutes: what is in logs has been measured")
     journals = [path for path in logs if path.suffix == ".jsonl"]
     if journals:
         if len(logs) > 1:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 
 from calibration.devices import Kind
@@ -39,7 +41,8 @@ NEEDED = "--parts: gemm and memory are needed to describe this machine; or give 
 class Request:
     """What is asked. cluster: whose hardware the prices are relative to; a CPU without one is described by its best rates.
 
-    profile: where prices come from that are not measured. largest: bytes of a collective, 0: as the memory allows.
+    profile: where prices come from that are not measured. largest: bytes of a collective, 0: as the memory allows. until: by
+    time.monotonic, when a case that was measured once is not measured again.
     """
 
     output: Path
@@ -51,11 +54,22 @@ class Request:
     samples: Path | None = None
     largest: float = 0.0
     collective: str = ""  # of logs that do not say
+    until: float = inf
 
     @property
     def journal(self) -> Path:
         """The file of samples."""
         return self.samples or self.output.with_suffix(".samples.jsonl")
+
+    @property
+    def left(self) -> float:
+        """Seconds until then."""
+        return self.until - time.monotonic()
+
+    @property
+    def over(self) -> bool:
+        """Whether it is then."""
+        return self.left <= 0
 
 
 @dataclass

@@ -77,6 +77,10 @@ class ComputeDevice(ABC):
     def precisions(self) -> tuple[str, ...]:
         """Precisions of matrix products that it has, the one of training first."""
 
+    @abstractmethod
+    def use_tf32(self, allowed: bool) -> bool:
+        """Whether products of fp32 run in TF32 from now on; whether they did."""
+
     # -- memory ----------------------------------------------------------------------------------------------------------
 
     @abstractmethod

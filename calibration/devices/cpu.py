@@ -59,6 +59,10 @@ class CpuDevice(ComputeDevice):
         """What PyTorch's CPU kernels are quick in."""
         return ("fp32",)
 
+    def use_tf32(self, allowed: bool) -> bool:
+        """Cores have none."""
+        return False
+
     def free(self, ranks: int) -> float:
         """An equal share of what the machine has left; 4 GiB where it does not say."""
         try:

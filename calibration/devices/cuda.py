@@ -84,6 +84,14 @@ class CudaDevice(ComputeDevice):
             return ("fp16", "fp32")
         return ("bf16", "fp16", "tf32", "fp32", *(["fp8"] if (own.major, own.minor) >= FP8 else []))
 
+    def use_tf32(self, allowed: bool) -> bool:
+        """Of cuBLAS."""
+        import torch
+
+        before = bool(torch.backends.cuda.matmul.allow_tf32)
+        torch.backends.cuda.matmul.allow_tf32 = allowed
+        return before
+
     def free(self, ranks: int) -> float:
         """What is free on it: a GPU takes one rank."""
         return float(self._cuda.mem_get_info(self.index)[0])

@@ -68,7 +68,7 @@ class Setup:
         degrees = {axis: degree for axis, degree in reversed(grid.sizes) if degree > 1}
         if place.world == 1:  # also of DataParallel, whose dp ranks are threads
             degrees = {"dp": 1}
-        torch.backends.cuda.matmul.allow_tf32 = job.plan.precision == "tf32"
+        place.compute.use_tf32(job.plan.precision == "tf32")
         mesh = mesh_of(place.device, tuple(degrees.items()))
         copies = mesh["dp"] if "dp" in degrees else None
         if grid.degree("cp") * grid.degree("ep") > 1:

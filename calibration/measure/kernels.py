@@ -48,14 +48,13 @@ def on_device(cases: list[Probe], bench: Bench) -> list[Probe]:
 
 
 @contextmanager
-def precision(dtype: str) -> Iterator[None]:
+def precision(dtype: str, bench: Bench) -> Iterator[None]:
     """TF32 on tensor cores only when asked."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    before = bench.place.compute.use_tf32(dtype == "tf32")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_tf32 = before
+        bench.place.compute.use_tf32(before)
 
 
 def _width(dtype: str) -> int:
@@ -77,7 +76,7 @@ def _product(shape: Shape, layout: str, dtype: str) -> Probe:
             "weight": lambda x, w, g: g.t() @ x,
         }
         action = actions[layout]
-        with precision(dtype):
+        with precision(dtype, bench):
             return bench.kernel(lambda: action(*next(turns)))
 
     case: dict[str, str | float] = {"layout": layout, "dtype": dtype, "batch": 1, "m": own[0], "n": own[1], "k": own[2]}
@@ -91,7 +90,7 @@ def _batched(shape: Shape, dtype: str) -> Probe:
     def run(bench: Bench) -> Reading:
         operands = [torch.randn(batch, *size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (k, n))]
         turns = cold(lambda: [tensor.clone() for tensor in operands], size, bench.room)
-        with precision(dtype):
+        with precision(dtype, bench):
             return bench.kernel(lambda: torch.bmm(*next(turns)))
 
     return Probe("gemm", {"layout": "batched", "dtype": dtype, "batch": batch, "m": m, "n": n, "k": k}, run, takes=4.0 * size)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
+from math import inf
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,15 +28,18 @@ def calibrate(
     parts: Sequence[str] = (),
     logs: Iterable[str | Path] = (),
     collective: str = "",
+    minutes: float | None = None,
 ) -> Calibration | None:
-    """Measure this machine, or read logs of nccl-tests or traces, and write the profile `output`; interrupted, it goes on. None
-    on ranks other than 0 of a launcher. Raises UserError.
+    """Measure this machine, or read logs of nccl-tests or traces, and write the profile `output`; interrupted, it goes on, and
+    when `minutes` are over nothing is measured a second time. None on ranks other than 0 of a launcher. Raises UserError.
     """
     from calibration.calibrate import calibrate as measured
     from calibration.from_logs import from_logs
     from calibration.request import PARTS, Request
 
-    request = Request(Path(output), quick, ranks, tuple(parts) or PARTS, cluster, profile, collective=collective if logs else "")
+    until = time.monotonic() + 60 * minutes if minutes else inf
+    said = collective if logs else ""
+    request = Request(Path(output), quick, ranks, tuple(parts) or PARTS, cluster, profile, collective=said, until=until)
     files = [Path(log) for log in logs]
     return from_logs(request, files) if files else measured(request, lambda _: None)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import time
+from math import inf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,11 @@ if TYPE_CHECKING:
     "--parts", default="", metavar="A,B", help="Only these: gemm, attention, memory, optimizer, launch, copy, collective, …"
 )
 @click.option("--largest", default="", metavar="SIZE", help="Largest collective, e.g. 64MiB; by default as memory allows.")
+@click.option(
+    "--minutes",
+    type=click.FloatRange(min=0, min_open=True),
+    help="When they are over, nothing is measured a second time: what is there is fitted to.",
+)
 @click.option("--samples", metavar="FILE", help="Where samples are kept and resumed from.")
 @click.option(
     "--from",
@@ -111,6 +118,7 @@ def _request(given: dict[str, Any]) -> Request:
         largest = size(given["largest"]) if given["largest"] else 0.0
     except ValueError as error:
         raise UserError(f"--largest {given['largest']}: {error}") from None
+    until = time.monotonic() + 60 * given["minutes"] if given["minutes"] else inf
     parts = tuple(part.strip() for part in given["parts"].split(",")) if given["parts"] else PARTS
     samples = Path(given["samples"]) if given["samples"] else None
     return Request(
@@ -123,6 +131,7 @@ def _request(given: dict[str, Any]) -> Request:
         samples,
         largest,
         given["collective"],
+        until,
     )
 
 

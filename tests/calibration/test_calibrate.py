@@ -5,13 +5,16 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 from click.testing import Result
 
 from calibration import calibrate
+from calibration.fit.machine.tables import Point
 from calibration.from_logs import from_logs
 from calibration.request import Request
 from calibration.samples import Sample, read_journal
@@ -79,7 +82,8 @@ def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Out
     }
     assert profile.provenance["links"].source == "measured by `shardyard calibrate`"
     assert profile.provenance["gemm"].heldout_error is not None
-    assert set(profile.wrapping) >= {"dp/all_reduce", "dp/all_gather", "tp/all_reduce", "pp/weight_gradient"}
+    assert set(profile.wrapping) >= {"dp/all_reduce", "dp/all_gather", "tp/all_reduce", "pp/weight_gradient", "pp/pass"}
+    assert 1e-5 < profile.wrapping["pp/pass"].fixed < 0.02
     assert profile.overhead.context > 50e6
     assert profile.slowdown >= 1
 
@@ -104,8 +108,8 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
     head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
     asked = []
 
-    def measure(request: Request, hear: calibrate.Hear, extra: int = 0) -> tuple[dict[str, Any], list[Sample]]:
-        asked.append((request.parts, extra))
+    def measure(request: Request, hear: calibrate.Hear, extra: int = 0, only: Any = ()) -> tuple[dict[str, Any], list[Sample]]:
+        asked.append((request.parts, extra, {key[0] for key in only}))
         return head, samples
 
     monkeypatch.setattr(calibrate, "measure", measure)
@@ -114,7 +118,7 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
     request = Request(tmp_path / "p.yaml", parts=("gemm", "memory"), quick=True)
     result = calibrate.calibrate(request, heard.append)
     assert result is not None
-    assert asked == [(("gemm", "memory"), 0), (("gemm",), 1), (("gemm",), 2)]
+    assert asked == [(("gemm", "memory"), 0, set()), (("gemm",), 1, {"gemm"}), (("gemm",), 2, {"gemm"})]
     assert [message["note"][-21:] for message in heard] == ["%): measured once more"[-21:]] * 2
     assert "gemm: prices are off by" in result.fitted.notes[-1]
     assert result.fitted.notes[-1].endswith("measure again when the machine is quiet, or without --quick")
@@ -123,6 +127,30 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
     assert again is not None
     assert len(asked) == 4
     assert not any("kept out" in note for note in again.fitted.notes)
+
+
+def test_of_collectives_only_those_are_measured_again_whose_table_is_poor(
+    calibrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the middle of three sizes half of what was measured is predicted, and of sends all of it."""
+    head, samples, _ = read_journal(calibrated[0].with_suffix(".samples.jsonl"))
+    asked = []
+
+    def measure(request: Request, hear: calibrate.Hear, extra: int = 0, only: Any = ()) -> tuple[dict[str, Any], list[Sample]]:
+        asked.append((request.parts, {dict(key[2])["operation"] for key in only}))
+        return head, samples
+
+    def fitted(*_: Any) -> Any:
+        points = [
+            Point(f"{name} 2", 2048.0, 1.0, price, True) for name, price in (("all_reduce", 0.5), ("send", 1.0), ("reduce", 0.8))
+        ]
+        return SimpleNamespace(fitted=SimpleNamespace(points={"links": points}, notes=[]))
+
+    monkeypatch.setattr(calibrate, "measure", measure)
+    monkeypatch.setattr(calibrate, "fit", fitted)
+    monkeypatch.setattr(calibrate, "AGAIN", 1)
+    calibrate.calibrate(Request(tmp_path / "p.yaml", parts=("collective",), quick=True), lambda _: None)
+    assert asked == [(("collective",), set()), (("collective",), {"all_reduce", "reduce"})]
 
 
 def test_cases_that_others_disturbed_in_every_round_are_measured_again(
@@ -160,6 +188,17 @@ def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Outcome], tmp
     measured = calibrate.measure(request, lambda _: None, -1, {send})
     assert measured is not None
     assert [(sample.key, sample.round) for sample in measured[1][len(samples) :]] == [(send, 1)]
+
+
+def test_when_its_minutes_are_over_nothing_is_measured_a_second_time(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
+    journal = tmp_path / "mine.samples.jsonl"
+    journal.write_bytes(calibrated[0].with_suffix(".samples.jsonl").read_bytes())
+    _, samples, _ = read_journal(journal)
+    parts = ("gemm", "memory", "collective", "launch")
+    request = Request(tmp_path / "mine.yaml", quick=True, ranks=2, parts=parts, largest=2048.0, until=time.monotonic())
+    measured = calibrate.measure(request, lambda _: None, -1)
+    assert measured is not None
+    assert len(measured[1]) == len(samples)
 
 
 def test_samples_can_be_fitted_again(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:

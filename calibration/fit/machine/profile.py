@@ -214,7 +214,10 @@ class Fit(Parts):
                 "processes": min(int(self.head["ranks"]), int(self.head.get("cores", 0) or 2**20)),
             }
             compared = leave_out(self.merged)
-            self.result.alone = {series_name(t): [(e.bytes, e.alone) for e in t.prices] for t in collective_tables}
+            self.result.alone = {
+                series_name(table.operation, table.ranks, table.nodes): [(entry.bytes, entry.alone) for entry in table.prices]
+                for table in collective_tables
+            }
         fitted: list[Point] = []
         if sum(row.operation in (*RINGS, *PAIRS) for row in measured) >= LEAST:
             profile, fitted = fit_links(measured, self.base, self.cluster)

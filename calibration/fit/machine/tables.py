@@ -95,9 +95,9 @@ def narrow_sum(merged: Sequence[Merged]) -> float:
     return result
 
 
-def series_name(table: CollectiveTable) -> str:
+def series_name(operation: str, ranks: int, nodes: int) -> str:
     """`"all_reduce 2"`, `"all_reduce 16 on 2 nodes"`."""
-    return f"{table.operation} {table.ranks}" + (f" on {table.nodes} nodes" if table.nodes > 1 else "")
+    return f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
 
 
 def every_other(sizes: Sequence[float]) -> set[float]:
@@ -113,7 +113,7 @@ def leave_out(merged: Iterable[Merged]) -> list[Point]:
         whole, rest = _table(key, contexts, sizes), _table(key, contexts, [at for at in sizes if at not in left])
         for at in sizes:
             price = (rest if at in left else whole).seconds(at)
-            result.append(Point(series_name(whole), at, contexts["step"][at], price, at in left))
+            result.append(Point(series_name(*key), at, contexts["step"][at], price, at in left))
     return result
 
 
