@@ -29,7 +29,7 @@ from strategies.models.tracing.builders import is_module_source
 from strategies.models.tracing.model import remarks_of, traced_model
 from strategies.models.tracing.tracer import structure_of
 from strategies.overrides import merge, parse_changes, parsed
-from strategies.plan.batch import with_batch
+from strategies.plan.defaults import with_batch, with_precision
 from strategies.plan.plan import Plan
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
@@ -130,9 +130,10 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
         plan = plan.model_copy(update={"kernels": "torch"})
     if model.module is not None and cluster.gpus > plan.pp and structure_of(model.module).synchronises:
         plan = plan.model_copy(update={"sync_norm": True})  # as its SyncBatchNorms do
-    plan, assumed = with_batch(plan, cluster.gpus, framework=bool(settings))
+    plan, computing = with_precision(plan, cluster.gpu_kinds)
+    plan, batch = with_batch(plan, cluster.gpus, framework=bool(settings))
     name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = (*assumed, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
+    remarks = (*batch, *computing, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
     effects = read_effects(base["effects"], f"{where}: effects")
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist

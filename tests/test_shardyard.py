@@ -123,7 +123,10 @@ MISTAKES = [
     (("simulate", JOB, "--tokens", "15X"), "--tokens 15X: is no number such as 15e12, 15T or 300B"),
     (("simulate", JOB, "--set", "plan.sequence=8k"), "sequence='8k': may be powers of 1000 or of 1024: write the whole number"),
     (("simulate", JOB, "--report", "README.md"), "must name a folder"),
-    (("simulate", JOB, "--cluster", "dgx-1v"), "precision='bf16' is not possible: v100-sxm2-32gb computes in"),
+    (
+        ("simulate", JOB, "--cluster", "dgx-1v", "--set", "plan.precision=bf16"),
+        "precision='bf16' is not possible: v100-sxm2-32gb",
+    ),
     (("simulate", JOB, "--set", "tensor_parallel=4"), "unknown field 'tensor_parallel'; here it is 'plan.tp'"),
     (("simulate", JOB, "--set", "nic=25 GB/s"), "unknown field 'nic'; here it is 'cluster.node.nic'"),
     (("simulate", "--model", "llama-3.1-8b"), "field 'cluster' is required: in a job file, or as --cluster"),

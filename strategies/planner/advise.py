@@ -6,7 +6,7 @@ job says of its plan stays where it applies to the candidate, and is left out wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,7 +32,6 @@ from topologies.reading import UserError
 Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
-PRECISIONS = ("bf16", "fp16", "fp32")  # the first that all GPUs compute in
 DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
 _PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
@@ -108,7 +107,6 @@ def advise(
     shown: so many of the first candidates matter, and long pipelines, which take longest, are simulated where they may be among
     these or tie with the best (None: all matter).
     """
-    job = computing(job, job.auto.said) if job.auto else job
     batch = job.global_batch
 
     def simulated(several: Iterable[tuple[str, Changes]]) -> dict[str, Candidate]:
@@ -134,14 +132,6 @@ def advise(
         )
     ranked = sorted(by_hash.values(), key=_place)
     return Advice(tuple(_questions(job, answer)), tuple(ranked), slower)
-
-
-def computing(job: Job, said: Collection[str]) -> Job:
-    """The job in a precision that its GPUs have, where none was said."""
-    able = [dtype for dtype in PRECISIONS if all(dtype in gpu.peak for gpu in job.cluster.gpu_kinds)]
-    if "precision" in said or not able or job.plan.precision == able[0]:
-        return job
-    return replace(job, plan=job.plan.model_copy(update={"precision": able[0]}))
 
 
 def _place(candidate: Candidate) -> tuple[bool, Key]:

@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies.job import Job
 from strategies.plan.plan import SEQUENCE, Plan
-from strategies.planner.advise import advise, computing
+from strategies.planner.advise import advise
 from strategies.planner.arguments import arguments_of
 from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.objective import Limits, objective
@@ -45,7 +45,6 @@ CHOSEN = (
     "reshard",
     "shard",
     "offload",
-    "precision",
 )
 """Fields of a plan that a search chooses."""
 LEFT_OUT = ("plan.order", "plan.overlap", "plan.offload")  # axes of the default space
@@ -71,7 +70,7 @@ def with_auto_plan(job: Job) -> Job:
             raise UserError(f"{job.where}: {field} contradicts plan: auto, which chooses degrees: say global_batch instead")
     key = job.hash, said
     if key not in _CHOSEN:
-        _CHOSEN[key] = _chosen(computing(job, said), said)
+        _CHOSEN[key] = _chosen(job, said)
     other = replace(job, plan=_CHOSEN[key].plan)
     remark = f"plan: auto: {_CHOSEN[key].why}; as arguments: {arguments_of(job, other)}"
     return replace(other, remarks=(remark, *job.remarks))

@@ -111,7 +111,7 @@ def test_the_figure_is_the_same_twice(validated, tmp_path):
         (["execute", "examples/demo.yaml", "--output", "/dev/null/x.json"], "--output /dev/null/x.json: cannot be written"),
         (["validate", "--plot", "x.pdf"], "must end in .png or .svg"),
         (["validate", "--seconds", "0", "--plot", "x.png"], "--seconds 0 measures none"),
-        ([*EXECUTE, "--set", "plan.data_parallel=ddp"], "precision='bf16' is not possible"),
+        ([*EXECUTE, "--set", "plan.precision=bf16"], "precision='bf16' is not possible"),
     ],
 )
 def test_mistakes_are_one_line(arguments, line):
