@@ -242,7 +242,7 @@ class Program:
     tokens: float = 0.0  # of the whole job
     parameters: int = 0  # Ψ of the model
     steps: int = 1
-    turns: int = 1  # GPUs whose kernels one host launches in turn: a launch takes as many times as long
+    threads: int = 1  # of one process, each launching on a GPU of its own: Python runs in one of them at a time
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks

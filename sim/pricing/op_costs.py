@@ -19,6 +19,7 @@ from topologies.links.topology import Topology, gpu_kind, is_unequal
 
 SPLIT = "pp/weight_gradient"  # what stands in a profile's `wrapping` for the second half of a split backward pass
 REMEMBERED = 4096  # prices of runs of items
+PYTHON = ("forward", "recompute")  # phases whose kernels Python modules launch
 # Host seconds of what Python modules do besides launching: medians of seven rounds of 2,000 calls on a server's CPU (AMD EPYC,
 # torch 2.13). Generators were the CPU's; a GPU's, too, has its state in the host's memory (ATen's CUDAGeneratorImpl).
 CALLS = {
@@ -108,7 +109,7 @@ class OpCosts(CollectiveCosts):
         if cost is None:
             prices, program = self._prices(where), self.program
             alone = tuple(self._inside_block(work, where).alone for work in self._collectives_in(items))
-            equal = items, factor, alone, program.eager, program.turns, program.blocking
+            equal = items, factor, alone, program.eager, program.threads, program.blocking
             known = prices.blocks.get(equal)
             if known is None:
                 if len(prices.blocks) > REMEMBERED:
@@ -135,7 +136,7 @@ class OpCosts(CollectiveCosts):
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
             each, slower = ahead, 1.0
             if profile.synchronous:  # by the core that computes, which is as slow then
-                each, slower = profile.launch * self.program.turns, factor
+                each, slower = profile.launch, factor
             wrapping, each = [more * slower for more in wrapping], each * slower
             works = [(item, self._seconds(item, where, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
             return fused(works, 0.0, profile.slowdown)
@@ -146,7 +147,7 @@ class OpCosts(CollectiveCosts):
     def launching(self, profile: Profile) -> float:
         """Host seconds of a launch; where it waits for each kernel, also those in which neither it nor the GPU does anything."""
         waits = self.program.blocking and not profile.synchronous
-        return on_grid(profile.launching(self.program.eager) * self.program.turns + (ROUND_TRIP if waits else 0.0))
+        return on_grid(profile.launching(self.program.eager) + (ROUND_TRIP if waits else 0.0))
 
     def _seconds(self, item: Item, where: Where, factor: float, extra: float = 0.0) -> float:
         """Seconds of an item by itself. factor: by which a kernel takes longer; extra: seconds besides."""
@@ -165,18 +166,28 @@ class OpCosts(CollectiveCosts):
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel):
-            if not (work.kept or work.calls):
+            waits = self._others(work, profile)
+            if not (work.kept or work.calls or waits):
                 return 0.0
             split, called = (profile.wrapping.get(name) for name in (SPLIT, work.calls))
             more = split.seconds(work.kept) if split and work.kept else 0.0
-            return on_grid(more + (called.fixed if called else CALLS.get(work.calls, 0.0)) * self.program.turns)
+            return on_grid(more + (called.fixed if called else CALLS.get(work.calls, 0.0)) * self.program.threads + waits)
         if not isinstance(work, Collective):
             return 0.0
         measured = profile.wrapping.get(f"{work.axis}/{work.operation}")
-        listed = profile.calling(self.program.eager) * self.program.turns
+        listed = profile.calling(self.program.eager) if self.program.threads == 1 else 0.0  # by C++ there, not by c10d
         if work.pieces:
             listed += work.pieces * (VIEW + profile.launch)
         return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
+
+    def _others(self, kernel: Kernel, profile: Profile) -> float:
+        """Host seconds that a launch takes longer as the Python of other threads runs meanwhile. Only in passes that Python runs:
+        autograd's threads, one for each GPU, do without (torch/csrc/autograd/python_engine.cpp).
+        """
+        if self.program.threads == 1 or kernel.phase not in PYTHON or profile.synchronous:
+            return 0.0
+        alone, eager = profile.launching(self.program.eager), self.program.eager
+        return max(0.0, self.program.threads * profile.interpreted(eager) - alone)
 
     @staticmethod
     def _outside(items: SharedItems, prices: Prices) -> dict[str, None]:

@@ -4,8 +4,10 @@ github.com/pytorch/pytorch torch/nn/parallel/{data_parallel,replicate,_functions
 scatters the inputs, broadcasts all parameters (NCCL, 10 MiB a piece) and gathers the outputs on GPU 0, where the loss is made;
 the backward pass scatters the outputs' gradients and, once every GPU has all of its gradients, reduces them to GPU 0: nothing
 hides behind compute. Each microbatch moves Ψ out and Ψ back; buffers of a traced module go out with the parameters. The threads
-share the interpreter lock: launch times add up over the GPUs (`Program.turns`; also the few of GPU 0 alone). Replicas live from
-their broadcast to their reduction. A module that returns its own loss makes it on every GPU.
+share the interpreter lock: what Python does before a launch of the forward pass adds up over the GPUs (`Program.threads`; also
+before the few of GPU 0's loss). The backward pass is autograd's, which has a thread for each GPU and no Python. Copies of the
+modules, made in Python (replicate), have no price. Replicas live from their broadcast to their reduction. A module that returns
+its own loss makes it on every GPU.
 """
 
 from __future__ import annotations
@@ -60,7 +62,7 @@ class DataParallel(Hook):
             gpu.step()
         tokens = float(plan.global_batch * plan.sequence)
         cohorts = [gpu.cohort for gpu in replicas]
-        return Program(plan.grid, cohorts, 0.0, 0.0, plan.precision, tokens, model.parameters, turns=plan.dp)
+        return Program(plan.grid, cohorts, 0.0, 0.0, plan.precision, tokens, model.parameters, threads=plan.dp)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """On one GPU the module simply runs."""

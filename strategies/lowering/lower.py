@@ -38,6 +38,8 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
         model_flops=model_flops,
         hardware_flops=hardware_flops,
         masked_flops=masked,
+        eager=not plan.kernel_set.compiled,
+        blocking=plan.options.blocking_launches,
         expandable=plan.options.expandable_segments,
     )
 
@@ -128,8 +130,6 @@ class _Lowering:
             tokens,
             psi,
             steps=plan.local_steps,
-            eager=not plan.kernel_set.compiled,
-            blocking=plan.options.blocking_launches,
         )
 
     def _given(self, stage: int, size: float) -> float:

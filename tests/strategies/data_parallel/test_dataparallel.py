@@ -89,10 +89,21 @@ def test_gpu_0_gathers_all_logits_and_gives_out_their_gradients(played) -> None:
     assert replica["parameters"] == (("parameter", 2.0 * program.parameters),)
 
 
-def test_threads_take_turns(played) -> None:
-    """When launches take all of the time, n threads behind one interpreter lock take n times as long."""
-    alone, four = (played(gpus, {"launch": "1 ms"}, data_parallel=hook) for gpus, hook in ((1, "ddp"), (4, "dataparallel")))
-    assert seconds(four, "forward") / seconds(alone, "forward") == pytest.approx(4, rel=0.02)
+@pytest.mark.parametrize(
+    ("gpus", "prices", "slower"),
+    [
+        (4, {"launch": "1 ms"}, 4),  # nobody told Python from the launch
+        (4, {"launch": "1 ms", "eager": "5 ms"}, 4 * (5 - 1) / 5),  # launches of others go on beside
+        (2, {"launch": "4 ms", "eager": "5 ms"}, 1),  # Python is done before it is asked for again
+    ],
+)
+def test_threads_take_turns_at_python(played, gpus: int, prices: dict[str, str], slower: float) -> None:
+    """When launches take all of the time, n threads behind one interpreter lock take n times as long for what Python does before
+    them in the forward pass; autograd's threads wait for no other.
+    """
+    alone, several = (played(count, prices, data_parallel=hook) for count, hook in ((1, "ddp"), (gpus, "dataparallel")))
+    assert seconds(several, "forward") / seconds(alone, "forward") == pytest.approx(slower, rel=0.02)
+    assert seconds(several, "backward") / seconds(alone, "backward") == pytest.approx(1, rel=0.02)
 
 
 def test_slower_than_ddp(played) -> None:
