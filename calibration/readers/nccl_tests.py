@@ -19,6 +19,8 @@ from topologies.reading import UserError, lines_of, load_text, nearest, parse_do
 
 MOST = 64 * 2**20  # bytes of a log
 LINE = 4096  # letters of a line that may be a row; nccl-tests' have 200
+# what AMD's fork says of itself, and libraries of themselves (NCCL_DEBUG=VERSION)
+VERSIONS = ("rccl-tests:", "NCCL version", "RCCL version", "HIP version", "ROCm version", "Hostname ", "Librccl path")
 IGNORED = 200_000  # lines that are not understood: NCCL_DEBUG=INFO prints thousands
 LARGEST = 1e15  # bytes of a message
 SLOWEST = 1e10  # microseconds of one, some three hours
@@ -92,7 +94,7 @@ def _text(path: Path) -> _Read:
             gpus += [match[3].strip()] if match[3] else []
         elif match := _NAME.match(line):
             name = _operation(match[1])
-        elif line.startswith(("rccl-tests:", "NCCL version")):  # AMD's fork says its own, NCCL_DEBUG=VERSION the library's
+        elif line.startswith(VERSIONS):
             continue
         elif line.lstrip().startswith("#"):
             width = 8 if "i_min" in line else width

@@ -28,7 +28,7 @@ def test_log_with_interval_columns_blank_half_and_no_name() -> None:
 
 
 def test_log_of_rccl_tests(tmp_path: Path) -> None:
-    """AMD's fork prints its version without a #, and names AMD's GPUs; times are made up."""
+    """AMD's fork and its library print their versions without a #, and name AMD's GPUs; times are made up."""
     ranks = "".join(
         f"#  Rank  {rank} Group  0 Pid   {7085 + rank} on node-7 device  {rank} [0000:{rank}5:00] AMD Instinct MI300X\n"
         for rank in range(8)
@@ -40,9 +40,12 @@ def test_log_of_rccl_tests(tmp_path: Path) -> None:
     rows = (
         "    67108864      16777216     float     sum      -1   420.00  159.78  279.62      0   380.00  176.60  309.05      0\n"
     )
+    versions = "RCCL version : 2.28.3-develop:360c5c6\nHIP version  : 7.3.53390\nROCm version : 7.12.0\nHostname     : node-7\n"
+    versions += "Librccl path : /opt/rocm/lib/librccl.so.1\n"
     path = tmp_path / "all_reduce_perf.log"
     path.write_text(
-        f"{head}rccl-tests: Version develop:a7809b3\n# Using devices\n{ranks}#\n{columns}{rows}# Out of bounds values : 0 OK\n"
+        f"{head}rccl-tests: Version develop:a7809b3\n{versions}# Using devices\n{ranks}#\n{columns}{rows}"
+        "# Out of bounds values : 0 OK\n"
     )
     log = read_nccl_tests(path)
     assert (log.operation, log.ranks, log.nodes, log.gpus) == ("all_reduce", 8, 1, ("AMD Instinct MI300X",))
