@@ -83,15 +83,15 @@ class LayerCost:
         return max(self.gradient_workspace if width else self.backward_workspace, self.loss_workspace - unmade - absent)
 
 
-def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recompute: str) -> LayerCost:
-    """What `operators` are together under a recomputation setting."""
+def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recompute: str, losses: int = 0) -> LayerCost:
+    """What `operators` are together under a recomputation setting. losses: how many of the last ones make the loss."""
     plan, operators = rank.resolved, in_tiles(rank, operators) if name == "layer" else operators
     kept, restored = tensors_of(operators, recompute, plan.recomputed_modules)
     again = _repeated(operators, recompute, plan.stops_early, plan.recomputed_modules)
     partition, gather = _partitioned(rank, kept, restored) if recompute == "full" else ((), ())
     gradient = rank.element * rank.stream  # of the residual stream, on its way from part to part
     every = {name: kept.get(name, 0.0) + restored.get(name, 0.0) for name in kept | restored}
-    trunk = operators[:-1] if name == "head" and rank.model.head else operators
+    trunk, loss = operators[: len(operators) - losses], operators[len(operators) - losses :]
     repeated = gather + _checkpointed(tuple(_recomputed(item) for item in _chained(again, "forward")), rank)
     back = operators[::-1]
     weights = _chained(back, "weight_gradient")
@@ -113,11 +113,12 @@ def part_of(name: str, operators: Sequence[Operator], rank: RankShapes, recomput
         backward_workspace=gradient + _workspace(trunk, every),
         gradient_workspace=gradient + _workspace(trunk, every, plan.bytes_per_gradient),
         input_gradient_workspace=gradient + _workspace(trunk, every, stay=inputs),
-        loss_workspace=-math.inf if trunk is operators else operators[-1].temporary,
+        loss_workspace=_of_loss(trunk, loss, every),
         fp8_parameters=sum(operator.fp8_parameters for operator in operators if not operator.experts),
         fp8_expert_parameters=sum(operator.fp8_parameters for operator in operators if operator.experts),
         model_flops=float(rank.cp * sum(operator.passes * operator.flops for operator in operators)),
-        recomputed_flops=rank.cp * sum(operator.flops for operator in again),
+        recomputed_flops=rank.cp
+        * (sum(operator.flops for operator in again) + sum(operator.recomputed for operator in operators)),
         stranded=sum(operator.stranded for operator in operators),
         parameters=sum(operator.parameters for operator in operators),
         frozen_shapes=tuple(chain.from_iterable(operator.frozen_shapes for operator in operators)),
@@ -190,11 +191,19 @@ def _workspace(operators: Sequence[Operator], tensors: Tensors, width: int = 0, 
     left, gone, unmade, left_there = dict(tensors), sum(tensors.values()), 0.0, sum(stay)
     most = left_there - gone - width * sum(operator.parameters - operator.experts for operator in operators)
     for number, operator in enumerate(operators):
-        gone -= sum(left.pop(name, 0.0) for name in {**operator.saved, **operator.inner, **operator.kept_results})
+        gone -= sum(left.pop(name, 0.0) for name in operator.names)
         left_there -= stay[number] if stay else 0.0
         most = max(most, operator.temporary - gone - unmade + left_there)
         unmade += width * (operator.parameters - operator.experts)
     return most
+
+
+def _of_loss(trunk: Sequence[Operator], loss: Sequence[Operator], tensors: Tensors) -> float:
+    """Bytes of workspace of a loss, before whose backward pass nothing of `tensors` is gone; −∞ without one."""
+    if not loss:
+        return -math.inf
+    before = set(chain.from_iterable(operator.names for operator in trunk))
+    return _workspace(loss, {name: size for name, size in tensors.items() if name not in before})
 
 
 def _held(weights: Items, rank: RankShapes) -> float:

@@ -98,7 +98,7 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
     )
     places = {kind: place for place, kind in enumerate(kinds)}
     tied = rank.rows * model.hidden if model.head and (model.tied or model.mtp) else 0
-    last = part_of("head", trained_end(rank, head, trained.head, trained.embedding.weights), rank, "none")
+    last = part_of("head", trained_end(rank, head, trained.head, trained.embedding.weights), rank, "none", int(model.head))
     if model.mtp:
         last = with_prediction_layers(rank, _operators(model, plan, model.layers - 1), recompute)
     return ModelCosts(

@@ -28,9 +28,10 @@ def with_prediction_layers(rank: RankShapes, layer: Sequence[Operator], recomput
         costs += [
             part_of("prediction input", _input(rank, first=not depth), rank, "none"),
             part_of("layer", layer, own_layer, recompute),
-            part_of("head", _head(rank, first=not depth), rank, "none"),
+            part_of("head", _head(rank, first=not depth), rank, "none", int(rank.model.head)),
         ]
-    return in_sequence((*costs, part_of("head", _head(rank, first=False), rank, "none")), rank.resolved.bytes_per_gradient)
+    last = part_of("head", _head(rank, first=False), rank, "none", int(rank.model.head))
+    return in_sequence((*costs, last), rank.resolved.bytes_per_gradient)
 
 
 def _input(rank: RankShapes, first: bool) -> list[Operator]:

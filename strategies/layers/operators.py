@@ -65,6 +65,7 @@ class Operator:
     kept_results: Mapping[str, float] = field(default_factory=dict)  # recompute=operators: results kept besides `saved`
     again: Items | None = None  # recompute=operators: what of `forward` is repeated, where that is not all
     flops: float = 0.0  # of forward matrix products of the tp group on this cp rank's tokens, attention counted in full
+    recomputed: float = 0.0  # FLOPs of the forward pass that its backward pass does again by itself
     passes: int = 3  # how many times `flops` a microbatch takes: forward, for gradients of inputs, for gradients of weights
     for_weights: tuple[str, ...] = ()  # names of saved tensors that only its weights' gradients need
     frozen_shapes: tuple[Shape, ...] = ()  # of parameters that have no gradients
@@ -75,6 +76,11 @@ class Operator:
     def backward(self) -> Items:
         """Work of the backward pass, both gradients."""
         return self.both_gradients or self.input_gradient + self.weight_gradient
+
+    @property
+    def names(self) -> Mapping[str, float]:
+        """Tensors that are there from its forward to its backward pass."""
+        return {**self.saved, **self.inner, **self.kept_results}
 
     @property
     def parameters(self) -> int:

@@ -50,7 +50,12 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     for part, ops in enumerate(by_part):
         own = sum(op.flops for op in ops if not op.backward)
         more = group[part] / own if own else 1.0  # FLOPs are of the whole tp group
-        every.append([replace(each, flops=each.flops * more) for each in _operators(rank, trace, ops, used)])
+        every.append(
+            [
+                replace(each, flops=each.flops * more, recomputed=each.recomputed * more)
+                for each in _operators(rank, trace, ops, used)
+            ]
+        )
     unused = [name for name in trace.parameters if name not in used]
     every[0].append(_holding(rank, trace, Operator(), unused, []))
     keys = [_signature(trace, ops) for ops in by_part[1:-1]]
@@ -74,12 +79,13 @@ def traced_parts(rank: RankShapes) -> TracedParts:
             replace(cost, buffers=held, partial=summed(number + 1)) for cost, held, number in zip(each, mine, chosen, strict=True)
         )
 
+    losses = len({op.node for op in by_part[-1] if op.node >= trace.loss_begins})
     return TracedParts(
         replace(part_of("embedding", every[0], rank, "none"), buffers=buffers[0], partial=summed(0)),
         costs(plan.recompute),
         costs("none"),
         tuple(kinds.index(key) for key in keys),
-        replace(part_of("head", every[-1], rank, "none"), partial=summed(len(trace.blocks) + 1)),
+        replace(part_of("head", every[-1], rank, "none", losses), partial=summed(len(trace.blocks) + 1), logits=trace.result),
     )
 
 
@@ -135,13 +141,14 @@ def _operator(
     rank: RankShapes, trace: Trace, node: int, forward: list[TracedOp], backward: list[TracedOp], used: set[str]
 ) -> Operator:
     gradient = rank.element * rank.stream  # of the residual stream, which layer costs add
+    back_there = 0.0 if node >= trace.loss_begins else gradient  # the loss makes it
     names = [tensor.parameter for op in forward for tensor in op.inputs if tensor.parameter]
     own = [name for name in dict.fromkeys(names) if name not in used]
     again = [name for name in dict.fromkeys(names) if name in used]
     used.update(own)
     dtype = rank.resolved.precision
     there = tuple(item for op in forward for item, _ in _items(rank, op, kernels_of(op, "forward", dtype, False)))
-    back = [each for op in backward for each in _items(rank, op, kernels_of(op, "backward", dtype, bool(names)))]
+    back = [each for op in backward for each in _items(rank, op, _kernels_back(op, dtype, bool(names)))]
     added: Items = tuple(
         kernel
         for name in own
@@ -154,12 +161,18 @@ def _operator(
         weight_gradient=(*(kernel for kernel, of_weight in back if of_weight), *added),
         both_gradients=(*(kernel for kernel, _ in back), *added),
         saved=dict(trace.saved.get(node, ())),
-        temporary=max((max(0.0, op.live - gradient) for op in backward), default=0.0),
+        temporary=max((max(0.0, op.live - back_there) for op in backward), default=0.0),
         before=max((max(0.0, op.live - gradient) for op in forward), default=0.0),
         flops=sum(op.flops for op in forward),
+        recomputed=sum(op.flops for op in backward if op.recomputed),
         passes=_passes(trace, forward, backward),
     )
     return _holding(rank, trace, operator, own, again)
+
+
+def _kernels_back(op: TracedOp, dtype: str, has_parameters: bool) -> list[Priced]:
+    """The kernels of an operator of the backward pass, what it runs again of the forward pass among them."""
+    return kernels_of(op, "recompute", dtype, False) if op.recomputed else kernels_of(op, "backward", dtype, has_parameters)
 
 
 def _items(rank: RankShapes, op: TracedOp, kernels: list[Priced]) -> list[tuple[Kernel | Collective, bool]]:
@@ -182,7 +195,7 @@ def _passes(trace: Trace, forward: list[TracedOp], backward: list[TracedOp]) -> 
     """
     if not trace.frozen:
         return 3
-    gradients = sum(products_of(op) for op in backward)
+    gradients = sum(products_of(op) for op in backward if not op.recomputed)
     return 1 + min(2, round(gradients / max(1, sum(op.flops > 0 for op in forward))))
 
 

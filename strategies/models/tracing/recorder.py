@@ -227,9 +227,10 @@ class _Recorder(TorchDispatchMode):
 
     def add(self, name: str, inputs: Any, outputs: Any, arguments: tuple[Any, ...]) -> None:
         """An operator that has run."""
-        part, path, node = self.part, self.path[-1], self._node()
+        part, path, node, again = self.part, self.path[-1], self._node(), False
         if self.in_backward:
             current = torch._C._current_autograd_node()
+            again = current is not None and torch.is_grad_enabled()  # gradients themselves are made without
             node = int(current._sequence_nr()) if current is not None else -1
             part, path = self.part_of_node.get(node, (self.part, ""))
             self.part = part
@@ -251,6 +252,7 @@ class _Recorder(TorchDispatchMode):
                 arguments,
                 self._living(outputs),
                 path in self.synchronised,
+                again,
             )
         )
 

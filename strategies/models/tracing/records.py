@@ -69,6 +69,7 @@ class TracedOp:
     arguments: tuple[Any, ...] = ()  # numbers and lists of numbers
     live: float = 0.0  # bytes of tensors that are there while it runs, without parameters, their gradients and what is kept
     synchronised: bool = False  # whether it is a SyncBatchNorm's
+    recomputed: bool = False  # whether it is of the forward pass, and a checkpoint of the module's own runs it again
 
     @property
     def flops(self) -> float:
@@ -128,8 +129,12 @@ class Trace:
     @property
     def kept_by_loss(self) -> float:
         """Bytes that autograd keeps for a loss that was made of the module's result."""
-        nodes = {op.node for op in self.ops if op.label == LOSS and not op.backward}
-        return sum(size for node in nodes for _, size in self.saved.get(node, ()))
+        return sum(size for node, kept in self.saved.items() if node >= self.loss_begins for _, size in kept)
+
+    @cached_property
+    def loss_begins(self) -> float:
+        """The first node of autograd of a loss that was made of the module's result; infinity where the module makes its own."""
+        return min((op.node for op in self.ops if op.label == LOSS and not op.backward), default=math.inf)
 
     @property
     def synchronises(self) -> bool:

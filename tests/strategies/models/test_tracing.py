@@ -398,6 +398,38 @@ def test_a_transformer_traced_is_the_one_described(llama: bool, plan: dict[str, 
     assert other.mfu == pytest.approx(one.mfu, rel=0.03)
 
 
+def test_a_checkpoint_of_the_modules_own_is_recomputation() -> None:
+    """Of two matrices as large as each other the first is multiplied again, up to what the second keeps: 7 products, not 6."""
+    from torch import nn
+    from torch.utils.checkpoint import checkpoint
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
+
+        def forward(self, x: Any) -> Any:
+            return checkpoint(lambda x: self.down(self.up(x).relu()), x, use_reentrant=False)
+
+    plain = nn.Sequential(*(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64)) for _ in range(3)))
+    own, without = (summarise(simulate(job(net, "64"))) for net in (nn.Sequential(*(Block() for _ in range(3))), plain))
+    assert own.hfu / own.mfu == pytest.approx(7 / 6)
+    assert without.hfu == without.mfu
+    assert own.breakdown["recompute"] > 0.0 == without.breakdown["recompute"]
+
+
+@pytest.mark.parametrize("plan", [{"data_parallel": "zero2"}, {"data_parallel": "zero3"}, {"pp": 2}], ids=str)
+def test_the_loss_begins_the_backward_pass_and_a_pipeline_keeps_what_it_returns(plan: dict[str, Any]) -> None:
+    """Peaks are those of the described transformer: with the loss's gradients no others are there yet, parameters of blocks are
+    not gathered yet, and PyTorch's last stage keeps its logits.
+    """
+    described = read_job(
+        None, model=OWN, cluster="dgx-a100", plan={"global_batch": 128, "microbatch": 4, "kernels": "torch", **plan}
+    )
+    one, other = (summarise(simulate(each)).worst.peak for each in (described, job(builder(False), "1024:int64", **plan)))
+    assert other == pytest.approx(one, rel=1e-5)
+
+
 def test_a_module_itself_and_a_job_file(file: Path, tmp_path: Path) -> None:
     from torch import nn
 
