@@ -9,7 +9,7 @@ from typing import Any
 
 from reports.api.jobs import Asked, Vary, axes_of, engine_of, job_of, reader, stated
 from reports.api.result import Result
-from reports.formatting import TOKENS, training_cost
+from reports.formatting import TOKENS, training_cost, unit_of_job
 from reports.inputs import describe
 from strategies.job import Job
 from strategies.planner.arguments import arguments_of
@@ -151,7 +151,7 @@ def compare(
         rows.append(row)
     fitting = [(key, job) for key, job in keys if not key[0]]
     best = min(fitting, key=lambda pair: pair[0])[1] if fitting else None
-    title = f"{len(rows)} jobs: {best.name} has most tokens/s/GPU" if best else f"none of {len(rows)} jobs fits"
+    title = f"{len(rows)} jobs: {best.name} has most {unit_of_job(best)}/s/GPU" if best else f"none of {len(rows)} jobs fits"
     return Result(title, tuple(rows), ("name", "step_seconds", "tokens_per_second_per_gpu", "mfu", "memory_peak", "fits"), best)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from reports.api import PARTS, TRACES
 from reports.api.jobs import Asked, engine_of, job_of, reader
 from reports.api.result import Result
-from reports.formatting import percent
+from reports.formatting import percent, unit_of_job
 from topologies.reading import UserError, nearest
 
 if TYPE_CHECKING:
@@ -40,9 +40,8 @@ def run(
     names = ("days", "tokens", "goodput", "ettr", "failures", "kwh", *(["usd"] if answer.usd else []))
     rows = [(name, getattr(answer, name)) for name in names]
     plain = tuple({"quantity": name, "mean": e.mean, "median": e.median, "low": e.low, "high": e.high} for name, e in rows)
-    title = (
-        f"{asked.name}: {answer.tokens.mean:.3g} tokens in {answer.days.mean:.3g} days, goodput {percent(answer.goodput.mean)}"
-    )
+    delivered = f"{answer.tokens.mean:.3g} {unit_of_job(asked)} in {answer.days.mean:.3g} days"
+    title = f"{asked.name}: {delivered}, goodput {percent(answer.goodput.mean)}"
     return Result(title, plain, ("quantity", "mean", "low", "high"), None, "", answer)
 
 

@@ -209,7 +209,7 @@ def _draw(
 
     own = read({})
     rates = mean_rates(own.cluster, price)
-    fields = own.plan.model_dump(mode="json") | {"nodes": own.cluster.nodes}
+    fields = own.plan.model_dump(mode="json") | {"nodes": own.cluster.nodes, "sequence": own.plan.sequence_of(own.model)}
     names = {row["hash"]: _named(read(row["changes"]), own) for row in answer.rows}
     plans = Plans(answer.rows, fields, tokens, rates, own.cluster.node.gpu.memory, lambda row: names[row["hash"]])
     if plot is not None:

@@ -80,7 +80,7 @@ def command(
 
     The exit code is 2 when a value is refused wherever it was tried.
     """
-    from reports.formatting import TOKENS
+    from reports.formatting import TOKENS, unit_of_job
     from strategies.planner import whatif
     from strategies.planner.multiples import absolute, own_value, rounded
     from strategies.planner.search.workers.executors import engine
@@ -122,7 +122,7 @@ def command(
 
         field = axes[0].name
         own = [] if replan else [replace(case, changes={field: own_value(field, read({}), price)}) for case in base]
-        echo(f"wrote {curve(curves(rest, field, own), Path(plot))}", err=as_json)
+        echo(f"wrote {curve(curves(rest, field, own, unit_of_job(read({}))), Path(plot))}", err=as_json)
     if whatif.impossible(rest):
         sys.exit(2)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from reports.figures import COLOURS, MEMORY
-from reports.formatting import KINDS, TOKENS, components, digits, held, percent, seconds, size, stages
+from reports.formatting import KINDS, TOKENS, components, digits, held, percent, seconds, size, stages, unit_of_job
 from reports.inputs import describe
 from reports.metrics import hint
 from reports.page.step_view import step_view
@@ -62,6 +62,7 @@ def answer(job: Job, own: Mapping[str, float]) -> dict[str, Any]:
         "cards": _cards(summary, priced),
         "step": summary.step_seconds,
         "tokens_per_second": summary.tokens_per_second,
+        "unit": unit_of_job(job),
         "mfu": summary.mfu,
         "breakdown": [
             {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from reports.figures import BLUE, DARK, SKY, canvas, figure
+from reports.formatting import counted
 from sim.runs.replications import HIGH, LOW
 from strategies.resilience.runs import RunAnswer
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-UNITS = ((1e12, "trillion tokens"), (1e9, "billion tokens"), (1e6, "million tokens"), (1.0, "tokens"))
+UNITS = ((1e12, "trillion "), (1e9, "billion "), (1e6, "million "), (1.0, ""))
 TOP = 125.0  # of the axis: room for the legend
 
 
@@ -50,6 +51,6 @@ def _values(answer: RunAnswer) -> tuple[list[float], str, str]:
     days = [outcome.seconds / 86400 for outcome in answer.outcomes]
     if max(days) > min(days) or answer.finished:
         return days, "days", "Days until all is trained"
-    tokens = [outcome.steps * answer.tokens_per_step for outcome in answer.outcomes]
-    size, unit = next((each for each in UNITS if max(tokens) >= each[0]), UNITS[-1])
-    return [value / size for value in tokens], unit, f"Tokens after {days[0]:.4g} days"
+    tokens, unit = [outcome.steps * answer.tokens_per_step for outcome in answer.outcomes], counted(answer.sequence)
+    size, number = next((each for each in UNITS if max(tokens) >= each[0]), UNITS[-1])
+    return [value / size for value in tokens], f"{number}{unit}", f"{unit.capitalize()} after {days[0]:.4g} days"

@@ -25,10 +25,13 @@ class Size(NamedTuple):
 
 
 class Scaling(NamedTuple):
-    """Lines by name, "weak" and "strong" for example; boundaries: name -> the most GPUs that are still inside one."""
+    """Lines by name, "weak" and "strong" for example; boundaries: name -> the most GPUs that are still inside one; unit: what is
+    counted of what is trained on.
+    """
 
     lines: Mapping[str, Sequence[Size]]
     boundaries: Mapping[str, int]
+    unit: str = "tokens"
 
     @property
     def shares(self) -> dict[str, list[float]]:
@@ -69,9 +72,9 @@ def efficiency(data: Scaling) -> Figure:
                 color=DARK,
             )
     highest = max((share for line in points.values() for _, share in line), default=100.0)
-    ax.set(xlabel="GPUs", ylabel="% of tokens/s/GPU\non the fewest that fit", ylim=(0, max(125, highest + 20)))
+    ax.set(xlabel="GPUs", ylabel=f"% of {data.unit}/s/GPU\non the fewest that fit", ylim=(0, max(125, highest + 20)))
     ax.set_xlim(every[0] / 1.3, every[-1] * 1.3)
-    ax.set_title("Efficiency: tokens/s/GPU against the fewest GPUs that fit")
+    ax.set_title(f"Efficiency: {data.unit}/s/GPU against the fewest GPUs that fit")
     handles = ax.get_legend_handles_labels()[0]
     if any(not size.fits for line in data.lines.values() for size in line):
         handles.append(Line2D([], [], linestyle="", marker="o", color=WHITE, markeredgecolor=DARK, label="out of memory"))

@@ -26,8 +26,15 @@ class Cell(NamedTuple):
 Panel = Mapping[tuple[int, int], Cell]  # (tp, pp) -> its best plan; what is missing was not simulated
 
 
+class Maps(NamedTuple):
+    """A panel per setting of data parallelism. unit: what is counted of what plans train on."""
+
+    panels: Mapping[str, Panel]
+    unit: str = "tokens"
+
+
 @figure("heatmap")
-def heatmap(panels: Mapping[str, Panel]) -> Figure:
+def heatmap(data: Maps) -> Figure:
     """A map of tp × pp per setting of data parallelism: tokens/s/GPU in each cell, one scale of colours for all maps.
 
     Hatched: out of memory. Grey: refused. Empty: not simulated. A star: the best of all that fits.
@@ -37,6 +44,7 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
 
+    panels = data.panels
     tps, pps = (sorted({key[place] for panel in panels.values() for key in panel}) for place in range(2))
     values = [cell.value for panel in panels.values() for cell in panel.values() if cell.value is not None]
     shades = ScalarMappable(Normalize(min(values, default=0.0), max(values, default=1.0)), "cividis")
@@ -54,7 +62,7 @@ def heatmap(panels: Mapping[str, Panel]) -> Figure:
         name = list(panels)[place]
         _map(ax, panels[name], (tps, pps), shades, best[1] if best[0] == name else None)
         ax.set_title(name)
-    drawn.colorbar(shades, ax=grid, label="tokens/s/GPU", shrink=0.9)
+    drawn.colorbar(shades, ax=grid, label=f"{data.unit}/s/GPU", shrink=0.9)
     cells = [panel.get((tp, pp)) for panel in panels.values() for tp in tps for pp in pps]
     marks: dict[str, dict[str, Any]] = {
         "out of memory": {"facecolor": LIGHT, "edgecolor": DARK, "hatch": "////"},

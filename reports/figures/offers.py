@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from reports.figures import BLUE, DARK, ORANGE, figure
-from reports.formatting import dollars, tokens_text
+from reports.formatting import dollars, tokens_text, unit_of_job
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,6 +23,7 @@ def offers(data: tuple[Sequence[Bought], float]) -> Figure:
     from matplotlib.figure import Figure
 
     bought, tokens = data
+    unit = unit_of_job(bought[0].offer.job) if bought else "tokens"
     able = [each for each in bought if each.training is not None and each.run is not None]
     priced = all(each.training is not None and each.training.usd is not None for each in able)
     drawn = Figure(figsize=(10, 1.3 + 0.55 * max(1, len(able))), layout="constrained")
@@ -39,7 +40,7 @@ def offers(data: tuple[Sequence[Bought], float]) -> Figure:
     _bars(right, money, shares, ORANGE, [dollars(each) if priced else f"{each:,.0f}" for each in money])
     left.set_yticks(range(len(able)), [each.offer.name for each in able])
     left.set_ylim(len(able) - 0.5, -0.5)
-    left.set(title="Time", xlabel=f"days for {tokens_text(tokens)}, failures included")
+    left.set(title="Time", xlabel=f"days for {tokens_text(tokens, unit)}, failures included")
     right.set(title="Cost", xlabel="cost (dollars)" if priced else "GPU-hours")
     if priced:
         right.xaxis.set_major_formatter(lambda value, _: dollars(value))

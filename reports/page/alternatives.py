@@ -49,13 +49,12 @@ def scaling(read: Read, job: Job, engine: Engine, total: float, price: float | N
         return Section("Scaling", text=(*sentences, "No other number of GPUs is possible with this plan."))
     inside = {"node": 1, "leaf": getattr(job.cluster.fabric, "leaf_nodes", 0), "pod": getattr(job.cluster.fabric, "pod_nodes", 0)}
     boundaries = {name: nodes * job.cluster.node.gpus for name, nodes in inside.items() if nodes}
-    data = Scaling({name: [_size(case) for case in line] for name, line in lines.items()}, boundaries)
+    unit = unit_of_job(job)
+    data = Scaling({name: [_size(case) for case in line] for name, line in lines.items()}, boundaries, unit)
     if not any(size.fits for line in data.lines.values() for size in line):
         sentences.append("None of these fits in memory; efficiency is relative to the fewest GPUs.")
-    alt = "Tokens per second of one GPU against the number of GPUs, weak and strong scaling"
-    table = _answers(
-        "scaling", [(name, case) for name, line in lines.items() for case in line], total, unit_of_job(job), data.shares
-    )
+    alt = f"{unit.capitalize()} per second of one GPU against the number of GPUs, weak and strong scaling"
+    table = _answers("scaling", [(name, case) for name, line in lines.items() for case in line], total, unit, data.shares)
     return Section("Scaling", (Picture("efficiency", alt, efficiency, data),), tuple(sentences), table=table)
 
 

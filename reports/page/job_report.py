@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from reports.formatting import TOKENS
+from reports.formatting import TOKENS, unit_of_job
 from reports.page import alternatives, trust
 from reports.page.page import Report, Section, write_report
 from reports.page.winner import Entry, winner
@@ -114,7 +114,7 @@ def report(
         _evidence(job, wanted, engine, tell),
         alternatives.launches(job),
         alternatives.collectives(played),
-        winner(_entry(job.name, job, answer, ""), others),
+        winner(_entry(job.name, job, answer, ""), others, unit_of_job(job)),
     )
 
 
@@ -175,7 +175,8 @@ def _plans(job: Job, read: Read, wanted: Wanted, engine: Engine, tell: Tell, oth
     """Of a table of results, and of a sweep."""
     from reports.page.simulated_plans import Plans, section
 
-    plan, capacity, sections = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes}, job.cluster.node.gpu.memory, []
+    plan = job.plan.model_dump(mode="json") | {"nodes": job.cluster.nodes, "sequence": job.plan.sequence_of(job.model)}
+    capacity, sections = job.cluster.node.gpu.memory, list[Section]()
     if wanted.results is not None:
         name, rows = wanted.results
         plans = Plans(rows, plan, wanted.total, wanted.rates, capacity)

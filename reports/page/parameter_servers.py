@@ -19,8 +19,6 @@ from strategies.lowering.parameter_servers import Answer
 from topologies.documents.writing import write_whole
 
 COLUMNS = (
-    "staleness",
-    "tokens/s",
     "a worker's step",
     "compute",
     "into servers",
@@ -90,13 +88,14 @@ def _sections(report: ServerReport) -> list[Section]:
             f"By all-reduce (DDP) the workers' {report.reduced.gpus:,} GPUs train {ways} in steps of "
             f"{seconds(report.reduced.step_seconds)}, without servers or staleness."
         )
-    by_servers = Sheet(("servers", *COLUMNS[1:]), [_row(name, answer) for name, answer in report.by_servers.items()])
+    rate = f"{counted(report.answer.sequence)}/s"
+    by_servers = Sheet(("servers", rate, *COLUMNS), [_row(name, answer) for name, answer in report.by_servers.items()])
     return [
         Section(
             "By staleness",
             (picture,),
             tuple(sentences),
-            table=Sheet(COLUMNS, [_row(*answer) for answer in report.by_staleness.items()]),
+            table=Sheet(("staleness", rate, *COLUMNS), [_row(*answer) for answer in report.by_staleness.items()]),
         ),
         Section("By number of servers", text=(f"Each {asynchrony(report.answer)}, beside the same workers.",), table=by_servers),
     ]

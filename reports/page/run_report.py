@@ -12,7 +12,7 @@ from reports.figures.completion import completion
 from reports.figures.goodput import goodput
 from reports.figures.intervals import intervals
 from reports.figures.run_timeline import CAUSES, run_timeline
-from reports.formatting import count, digits, dollars, percent, span
+from reports.formatting import count, counted, digits, dollars, percent, span
 from reports.metrics import metric
 from reports.page.page import Picture, Section, Sheet, write_folder
 from reports.page.rendering import render
@@ -117,7 +117,7 @@ def _cards(answer: RunAnswer, rates: Rates) -> list[tuple[str, str, str, str]]:
     """(label, mean, 80 % of the runs, definition)."""
     rows: list[tuple[str, Estimate | None, Any]] = [
         ("days", answer.days, digits),
-        ("tokens", answer.tokens, count),
+        (counted(answer.sequence), answer.tokens, count),
         ("goodput", answer.goodput, percent),
         ("ETTR", answer.ettr, percent),
         ("failures", answer.failures, digits),
@@ -165,7 +165,11 @@ def _optima(report: RunReport) -> list[Section]:
         grown = "batch, spare and free nodes grow with the job's nodes, storage only where it comes in units"
         sentences.append(f"By number of GPUs the step is simulated anew: {grown}.")
     rows = [_scale(case) for case in played] if len(played) > 1 else []
-    table = Sheet(("GPUs", "step", "failures per day", "goodput", "80 % of runs", "tokens per day"), rows) if rows else None
+    table = (
+        Sheet(("GPUs", "step", "failures per day", "goodput", "80 % of runs", f"{counted(report.answer.sequence)} per day"), rows)
+        if rows
+        else None
+    )
     return [Section("How often to save, how far to scale", tuple(pictures), tuple(sentences), table=table)]
 
 

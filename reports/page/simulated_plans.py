@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from reports.figures.heatmap import Cell, heatmap
+from reports.figures.heatmap import Cell, Maps, heatmap
 from reports.figures.pareto import Front, Plan, pareto
-from reports.formatting import tokens_text
+from reports.formatting import counted, tokens_text
 from reports.page.page import Picture, Section, Sheet
 from strategies.planner.ranking import rank_row
 from topologies.costs import Rates
@@ -45,6 +45,11 @@ class Plans:
     rates: Rates
     capacity: float
     named: Callable[[Row], str] | None = None
+
+    @property
+    def unit(self) -> str:
+        """What is counted of what they train on."""
+        return counted(self.plan.get("sequence"))
 
     @cached_property
     def fitting(self) -> list[Row]:
@@ -93,8 +98,8 @@ def section(plans: Plans, title: str) -> Section:
     maps = panels(plans)
     if maps:
         best = sorted(maps, key=lambda name: -max((c.value or 0.0 for c in maps[name].values() if c.fits), default=0.0))
-        alt = "Tokens per second of a GPU by tp and pp, a map per setting of data parallelism"
-        pictures.append(Picture("heatmap", alt, heatmap, {name: maps[name] for name in best[:PANELS]}))
+        alt = f"{plans.unit.capitalize()} per second of a GPU by tp and pp, a map per setting of data parallelism"
+        pictures.append(Picture("heatmap", alt, heatmap, Maps({name: maps[name] for name in best[:PANELS]}, plans.unit)))
     if plans.fitting:
         pictures.append(Picture("pareto", "Plans by time, cost and memory; the frontier is named", pareto, front(plans)))
     left = [f"The maps show the best {PANELS} of {len(maps)} settings."] if len(maps) > PANELS else []
@@ -114,11 +119,11 @@ def counts_text(plans: Plans) -> str:
 def sheet(plans: Plans) -> Sheet:
     """A row per plan, those that fit first; refused ones say why."""
     names = plans.varied
-    money = f"{plans.money} for {tokens_text(plans.tokens)}"
+    money = f"{plans.money} for {tokens_text(plans.tokens, plans.unit)}"
     columns = [
         *(name.removeprefix("plan.") for name in names),
         "step (s)",
-        "tokens/s/GPU",
+        f"{plans.unit}/s/GPU",
         "MFU (%)",
         "memory (GB)",
         "bubble (%)",
@@ -181,4 +186,4 @@ def front(plans: Plans) -> Front:
     rows: list[dict[str, Any]] = [{**row, "pace": plans.hours(row), "spend": plans.spent(row)} for row in plans.fitting]
     best = list(unbeaten(rows))
     points = [Plan(plans.name(row), row["pace"] / 24, row["spend"], row["memory"], row in best) for row in rows]
-    return Front(points, tokens_text(plans.tokens), plans.money, plans.capacity)
+    return Front(points, tokens_text(plans.tokens, plans.unit), plans.money, plans.capacity)

@@ -23,9 +23,9 @@ class Entry(NamedTuple):
         return not self.key[0]
 
 
-def winner(own: Entry, others: Sequence[Entry]) -> str:
+def winner(own: Entry, others: Sequence[Entry], unit: str = "tokens") -> str:
     """The best of the job and the others that fit, and what it gains on the job; nothing without others. Plans that are one job
-    count once.
+    count once. unit: what is counted of what they train on.
     """
     from strategies.planner.uncertainty import tied
 
@@ -38,7 +38,7 @@ def winner(own: Entry, others: Sequence[Entry]) -> str:
     best = min(fitting, key=lambda entry: entry.key)
     if best is own:
         return f"No other of the {len(different):,} plans on this page is better than {own.name}."
-    what = f"The best of the {len(different):,} plans on this page that fits: {best.name}, {count(best.rate)} tokens/s/GPU"
+    what = f"The best of the {len(different):,} plans on this page that fits: {best.name}, {count(best.rate)} {unit}/s/GPU"
     gain = f", {percent(best.rate / own.rate - 1)} more than {own.name}" if own.fits else ""
     tie = f", which is a tie: {TIED}" if own.fits and tied(best.rate, own.rate) else ""
     return f"{what}{gain}{tie}. As arguments: {best.arguments}" if best.arguments else f"{what}{gain}{tie}."

@@ -18,6 +18,7 @@ from reports.formatting import (
     spread,
     step_of,
     tokens_text,
+    unit_of_job,
 )
 from reports.tables.compare_runs import run_data
 from strategies.planner.arguments import arguments_of
@@ -27,7 +28,7 @@ from strategies.planner.spending.purchase import Bought, Crossover
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("offer", "GPUs", "best plan", "step", "tokens/s", "MFU", "goodput", "days", "80 % of runs", "$/h", "cost", "$ per 10⁹")
+COLUMNS = ("offer", "GPUs", "best plan", "step", "{}/s", "MFU", "goodput", "days", "80 % of runs", "$/h", "cost", "$ per 10⁹")
 
 
 def overview(bought: Sequence[Bought], changes: Sequence[Crossover], tokens: float) -> RenderableType:
@@ -38,13 +39,15 @@ def overview(bought: Sequence[Bought], changes: Sequence[Crossover], tokens: flo
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    unit = unit_of_job(bought[0].offer.job)
     for column in COLUMNS:
-        table.add_column(column, justify="left" if column in ("offer", "best plan") else "right", no_wrap=True)
+        table.add_column(column.format(unit), justify="left" if column in ("offer", "best plan") else "right", no_wrap=True)
     for each in bought:
         table.add_row(*_row(each))
     lines = [Text(line) for line in (*_crossed(changes), *_refused(bought))]
     below = [
-        f"days and cost are of {tokens_text(tokens)}, failures and checkpoints included: 20 runs each, with the same failures"
+        f"days and cost are of {tokens_text(tokens, unit)}, failures and checkpoints included: 20 runs each, with the same "
+        "failures"
     ]
     rates = {each.training.rates: each.offer.name for each in bought if each.training is not None and each.offer.price is None}
     below += [f"{name}: {rates_text(rate, power=False)}" for rate, name in rates.items()]
@@ -56,7 +59,8 @@ def overview(bought: Sequence[Bought], changes: Sequence[Crossover], tokens: flo
 def verdict(bought: Sequence[Bought], tokens: float) -> str:
     """Which is the quickest and which the cheapest, and by how much."""
     job = bought[0].job
-    what = f"{job.model.name} on {tokens_text(tokens)}, {step_of(job.global_batch, job.plan.sequence_of(job.model))}"
+    step = step_of(job.global_batch, job.plan.sequence_of(job.model))
+    what = f"{job.model.name} on {tokens_text(tokens, unit_of_job(job))}, {step}"
     able = sorted((each for each in bought if each.training), key=lambda each: each.training.seconds if each.training else 0.0)
     if not able:
         return f"{what}: none of the offers can train it"

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reports.formatting import count, digits, dollars, percent, plural, span
+from reports.formatting import count, digits, dollars, percent, plural, span, unit_of_job
 from strategies.job import Job
 from strategies.resilience.compare_runs import RunCase
 from strategies.resilience.runs import RunAnswer
@@ -15,7 +15,7 @@ from topologies.reading import argument
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-COLUMNS = ("change", "GPUs", "step", "failures", "saved every", "goodput", "80 % of runs", "ETTR", "days", "tokens", "cost")
+COLUMNS = ("change", "GPUs", "step", "failures", "saved every", "goodput", "80 % of runs", "ETTR", "days")
 
 
 def table(job: Job, cases: Sequence[RunCase], seed: int) -> RenderableType:
@@ -26,7 +26,7 @@ def table(job: Job, cases: Sequence[RunCase], seed: int) -> RenderableType:
     from rich.text import Text
 
     result = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in COLUMNS:
+    for column in (*COLUMNS, unit_of_job(job), "cost"):
         result.add_column(column, justify="left" if column == "change" else "right", no_wrap=True)
     played = [case for case in cases if case.answer is not None]
     best = max((case.answer.goodput.mean for case in played if case.answer), default=0.0)

@@ -15,6 +15,7 @@ from reports.formatting import (
     Job,
     components,
     count,
+    counted,
     digits,
     dollars,
     gigabytes,
@@ -116,7 +117,7 @@ def _delivered(answers: Sequence[RunAnswer | None]) -> list[tuple[str, list[str]
     able = [answer for answer in answers if answer is not None]
     if not able:
         return []
-    of = f"{tokens_text(able[0].tokens.mean)}, failures included"
+    of = f"{tokens_text(able[0].tokens.mean, counted(able[0].sequence))}, failures included"
 
     def row(label: str, show: Callable[[RunAnswer], str]) -> tuple[str, list[str]]:
         return label, ["–" if answer is None else show(answer) for answer in answers]

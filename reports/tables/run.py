@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from reports.formatting import bar, count, digits, dollars, percent, plural, size, span, tokens_text
+from reports.formatting import bar, count, counted, digits, dollars, percent, plural, size, span, tokens_text
 from sim.runs import ledger
 from sim.runs.replications import Estimate
 from sim.runs.segment import blocked
@@ -52,7 +52,7 @@ def headline(prepared: Prepared, answer: RunAnswer) -> str:
     job, spares = prepared.job, prepared.spec.spares
     ready = f" and {plural(spares, 'spare node')}" if spares else ""
     what = f"{job.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs){ready}"
-    delivered = f"{tokens_text(answer.tokens.mean)} in {digits(answer.days.mean)} days"
+    delivered = f"{tokens_text(answer.tokens.mean, counted(answer.sequence))} in {digits(answer.days.mean)} days"
     return f"{what}: {delivered}, goodput {percent(answer.goodput.mean)}"
 
 
@@ -61,17 +61,18 @@ def _quantities(answer: RunAnswer, rates: Rates) -> RenderableType:
     from rich.table import Table
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    unit = counted(answer.sequence)
     for column in ("", "mean", "median", "80 % of runs"):
         table.add_column(column, justify="left" if not column else "right", no_wrap=True)
 
     def row(name: str, estimate: Estimate, shown: Any) -> None:
-        if name in ("days", "tokens") and estimate.low == estimate.high:  # as they were asked for: the first line has them
+        if name in ("days", unit) and estimate.low == estimate.high:  # as they were asked for: the first line has them
             return
         values = [shown(value) for value in (estimate.mean, estimate.median)]
         table.add_row(name, *values, f"{shown(estimate.low)}–{shown(estimate.high)}")
 
     row("days", answer.days, digits)
-    row("tokens", answer.tokens, lambda value: count(value))
+    row(unit, answer.tokens, lambda value: count(value))
     row("goodput", answer.goodput, percent)
     row("ETTR", answer.ettr, percent)
     row("failures", answer.failures, digits)

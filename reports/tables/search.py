@@ -78,6 +78,7 @@ def verdict(answer: Answer, job: Job) -> str:
         return f"{model}: none of {answer.counts['allowed']:,} plans keeps to everything"
     goal = answer.objective
     number, unit = goal.display(best["value"])
+    unit = _in(unit, job)
     value = seconds(number) if unit == "s" else f"{digits(number, 4)} {unit}"
     if answer.proven:
         sure = f"proven best of {answer.combinations:,} combinations"
@@ -89,6 +90,11 @@ def verdict(answer: Answer, job: Job) -> str:
     return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
 
 
+def _in(unit: str, job: Job) -> str:
+    """An objective's unit, of a job whose samples are no tokens in samples."""
+    return unit.replace("token", unit_of_job(job).removesuffix("s"))
+
+
 def as_data(answer: Answer, job: Job, tokens: float | None, bar: Interval | None = None) -> dict[str, Any]:
     """For machines, with stable keys. job: what the arguments are given to; bar: around the step of the best."""
     from strategies.planner.search.answer import pareto
@@ -96,7 +102,7 @@ def as_data(answer: Answer, job: Job, tokens: float | None, bar: Interval | None
     hashes = [row["hash"] for row in pareto(answer.rows)]
     return {
         "objective": answer.objective.name,
-        "unit": answer.objective.unit,
+        "unit": _in(answer.objective.unit, job),
         "best": _plain(answer.best, tokens) if answer.best else None,
         "arguments": arguments(answer.best, job) if answer.best else None,
         "proven": answer.proven,

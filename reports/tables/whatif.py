@@ -281,9 +281,10 @@ def _spent(training: Cost, priced: bool) -> float:
     return training.usd if priced and training.usd is not None else training.gpu_hours
 
 
-def curves(cases: Sequence[Case], field: str, own: Sequence[Case] = ()) -> Curve:
+def curves(cases: Sequence[Case], field: str, own: Sequence[Case] = (), of: str = "tokens") -> Curve:
     """tokens/s/GPU of what was not refused, over a field of numbers, by plan. own: the job as it is, with its value of the field,
-    which is shown where it is a number in the unit of the others. Raises UserError.
+    which is shown where it is a number in the unit of the others; of: what is counted of what the job trains on. Raises
+    UserError.
     """
     from reports.figures.curve import Curve
 
@@ -304,7 +305,7 @@ def curves(cases: Sequence[Case], field: str, own: Sequence[Case] = ()) -> Curve
                 line = {x: (x, y, fits) for x, y, fits in result.get(_plan(case), ())}
                 result[_plan(case)] = sorted((line | {number: (number, _delivered(case), case.summary.fits)}).values())
     over_days = any(case.run is not None for case in cases)
-    label = "tokens/s/GPU, failures included" if over_days else "tokens/s/GPU"
+    label = f"{of}/s/GPU, failures included" if over_days else f"{of}/s/GPU"
     return Curve(f"{field} ({unit})" if unit else field, result, label)
 
 

@@ -45,6 +45,7 @@ class RunAnswer:
     closes: float  # largest relative difference of a run's ledger from GPUs · time
     tokens_per_step: float
     outcomes: tuple[Outcome, ...]  # of each run
+    sequence: int = 0  # tokens of a sample; 1 where it is no sequence
 
     def cost(self, money: Rates) -> Cost:
         """Means over the runs, as costs of a training; spares cost, too."""
@@ -110,6 +111,7 @@ def answer(prepared: Prepared, rates: Rates, outcomes: list[Outcome]) -> RunAnsw
         closes=max(abs(outcome.held / _expected(outcome, spec) - 1) for outcome in outcomes),
         tokens_per_step=per_step,
         outcomes=tuple(outcomes),
+        sequence=prepared.job.plan.sequence_of(prepared.job.model),
     )
 
 

@@ -10,7 +10,7 @@ from matplotlib.colors import to_hex
 
 from reports.figures import GREY, LIGHT, figures
 from reports.figures.efficiency import Scaling, Size, efficiency
-from reports.figures.heatmap import Cell, heatmap
+from reports.figures.heatmap import Cell, Maps, heatmap
 from reports.figures.pareto import pareto
 from reports.page.simulated_plans import Plans, front, panels, section, sheet
 from topologies.costs import Rates
@@ -72,7 +72,7 @@ def test_a_map_has_the_best_plan_of_each_cell_per_setting() -> None:
 
 
 def test_a_map_stars_the_best_that_fits_and_tells_why_others_are_not() -> None:
-    axes = heatmap.draw(panels(plans(ROWS))).axes[0]
+    axes = heatmap.draw(Maps(panels(plans(ROWS)))).axes[0]
     texts = [text.get_text() for text in axes.texts]
     assert [text for text in texts if "★" in text] == ["★ 1.00 k"]  # 1.2 k does not fit
     looks = {(patch.get_x() + 0.5, patch.get_y() + 0.5): patch for patch in axes.patches}
@@ -129,6 +129,6 @@ def test_scaling_is_told_in_percent_of_the_fewest_gpus() -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_the_same_plans_give_the_same_bytes(tmp_path: Path, suffix: str) -> None:
-    for name, data in (("heatmap", panels(plans(ROWS))), ("pareto", front(plans(ROWS))), ("efficiency", SCALING)):
+    for name, data in (("heatmap", Maps(panels(plans(ROWS)))), ("pareto", front(plans(ROWS))), ("efficiency", SCALING)):
         first, second = (figures[name](data, tmp_path / f"{n}.{suffix}").read_bytes() for n in range(2))
         assert first == second

@@ -163,7 +163,7 @@ function compare() {
       Math.abs(change) < 1e-4 ? text : `${text} (${change > 0 ? "+" : "−"}${Math.abs(100 * change).toFixed(1)} %)`);
   };
   $("#pinned .wide").replaceChildren(pinned.length === 0 ? element("p", { className: "dim" }, "“pin this answer” keeps it here beside the next ones") :
-    table(["", "step", "tokens/s", "MFU", "peak memory", ""], rows.map(({ name, answer: data, changes }, at) => [
+    table(["", "step", `${answer.unit}/s`, "MFU", "peak memory", ""], rows.map(({ name, answer: data, changes }, at) => [
       name, cell(data.step, answer.step, seconds(data.step)), cell(data.tokens_per_second, answer.tokens_per_second, significant(data.tokens_per_second), false),
       percent(data.mfu), data.fits ? gigabytes(worst(data)) : `${gigabytes(worst(data))}, out of memory`,
       at ? element("span", {}, element("button", { type: "button", onclick: () => restore(changes) }, "go back"), " ",
@@ -246,7 +246,7 @@ $("#draw").addEventListener("click", async () => {
   try {
     const points = (await ask("curve", { changes: texts, field, values })).map(point => ({ ...point, value: point.value.slice(field.length + 1) }));
     curve($("#curve .plot"), points, field);
-    $("#curve .wide").replaceChildren(table([field, "step", "tokens/s", "MFU", "peak memory"], points.map(point => point.error
+    $("#curve .wide").replaceChildren(table([field, "step", `${answer?.unit ?? "tokens"}/s`, "MFU", "peak memory"], points.map(point => point.error
       ? [point.value, point.error]
       : [point.value, seconds(point.step), significant(point.tokens_per_second), percent(point.mfu), `${gigabytes(point.memory)}${point.fits ? "" : ", out of memory"}`])));
   } catch (error) {
