@@ -7,11 +7,12 @@ and numpy arrays share, so the fit and the simulation use the same code.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, PositiveInt, model_validator
 
 from sim.pricing.transfers.measured_tables import OperatorTable
 from topologies.documents.units import Seconds
@@ -109,6 +110,29 @@ class AttentionCurve(Config):
         0.8, ge=1e-3, le=1e3
     )  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
     ordered: Ordered | None = None  # None: as FlashAttention-2, `ordered_stretch`
+
+
+class Fp8Attention(Config):
+    """How many times as fast as in 16 bits a fused attention kernel is in fp8, by how many keys it has: linear in their logarithm
+    in between, as the nearest beyond.
+    """
+
+    keys: tuple[PositiveInt, ...] = Field(min_length=1)  # ascending
+    forward: tuple[float, ...]
+    backward: tuple[float, ...]
+
+    @model_validator(mode="after")
+    def _complete(self) -> Fp8Attention:
+        rates = (*self.forward, *self.backward)
+        if sorted(set(self.keys)) != list(self.keys) or {len(self.forward), len(self.backward)} != {len(self.keys)}:
+            raise ValueError("keys must ascend, and forward and backward have a rate for each")
+        if not all(1e-3 <= rate <= 1e3 for rate in rates):
+            raise ValueError(f"rates must be from 0.001 to 1,000, not {min(rates)} to {max(rates)}")
+        return self
+
+    def faster(self, keys: int, backward: bool) -> float:
+        """The factor of a kernel with so many keys."""
+        return float(np.interp(math.log(max(1, keys)), np.log(self.keys), self.backward if backward else self.forward))
 
 
 class MemoryCurve(Config):

@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 from sim.pricing.kernel_curves import (
     POWER,
     AttentionCurve,
+    Fp8Attention,
     Fraction,
     GemmCurve,
     Hardware,
@@ -107,6 +108,7 @@ class Profile(Config):
     forward: dict[str, GemmCurve] = Field(default_factory=dict)  # the same of forward passes, where they were fitted apart
     attention: AttentionCurve
     older: dict[str, AttentionCurve] = Field(default_factory=dict)  # earlier fused kernels, by `Kernel.variant`
+    fp8_attention: Fp8Attention | None = None  # None: kernels in fp8 have no price
     memory: MemoryCurve
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
     launch: Seconds  # host time to launch one kernel
@@ -155,6 +157,11 @@ class Profile(Config):
         if self.synchronous:
             return 0.0
         return self.eager if eager and self.eager else self.launch
+
+    def interpreted(self, eager: bool) -> float:
+        """The part of a launch in which Python runs: all of it but the launch itself, where both are known."""
+        seconds = self.launching(eager)
+        return seconds - self.launch if eager and self.eager > self.launch else seconds
 
     def calling(self, eager: bool) -> float:
         """Host seconds that the call of a collective takes longer than the launch of a kernel."""
@@ -300,15 +307,23 @@ class Prices:
             curve = self.profile.attention
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
-        share = self._shares.get(kernel.dtype, 1.0)
+        dtype, faster = ("bf16", self._fp8_attention(kernel)) if kernel.dtype == "fp8" else (kernel.dtype, 1.0)
+        share = self._shares.get(dtype, 1.0)
         slower = min(1.0, share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
-        peak = self._peak(kernel.dtype) * slower
+        peak = self._peak(dtype) * slower
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
-        arithmetic = attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward
+        arithmetic = (attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward) / faster
         bandwidth, added = self.gpu.memory_bandwidth * self.profile.memory.efficiency, 0.0
         if kernel.ordered:
             arithmetic, added = self._ordered(curve, kernel.shape, arithmetic)
         return max(arithmetic, curve.fixed + kernel.bytes / bandwidth) + added / bandwidth
+
+    def _fp8_attention(self, kernel: Kernel) -> float:
+        """How many times as fast as in 16 bits the kernel is."""
+        if self.profile.fp8_attention is None:
+            said = f"fp8.attention: profile '{self.profile.name}' has no price of it; leave it out, and attention has 16 bits"
+            raise UserError(said)
+        return self.profile.fp8_attention.faster(kernel.shape[4], kernel.kind == "attention_backward")
 
     def _ordered(self, curve: AttentionCurve, shape: tuple[int, ...], seconds: float) -> tuple[float, float]:
         """(seconds of arithmetic, further bytes) of a backward pass that adds up gradients in a fixed order.

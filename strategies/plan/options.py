@@ -87,6 +87,12 @@ class Fp8(Config):
         False,
         description="inputs of activations of MLPs and experts are kept in fp8 (Megatron-LM's activation_func_fp8_input_store)",
     )
+    attention: bool = Field(
+        False,
+        exclude_if=_is_zero,
+        description="the attention core multiplies in fp8, too, and keeps its operands and its result so (Transformer Engine's "
+        "fp8_dpa; Megatron-LM's --fp8-dot-product-attention); what is around it has 16 bits",
+    )
     attention_output: Literal["bf16", "e5m6"] = Field(
         "bf16",
         description="how the attention core's result is kept for its own backward pass, beside its fp8 copy for the product "

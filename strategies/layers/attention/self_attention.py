@@ -16,6 +16,7 @@ from strategies.layers.attention.latent_attention import projections
 from strategies.layers.attention.rotary import rotary
 from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
 from strategies.layers.rank_shapes import RankShapes
+from strategies.plan.options import FP8_WIDTH
 
 CORE = ("core_attn",)
 E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
@@ -62,7 +63,7 @@ def _output(rank: RankShapes, after: Operator) -> list[Operator]:
         return [after]
     results = rank.tokens * rank.heads * rank.model.v_head_dim
     if plan.fp8.attention_output == "bf16":
-        return [Operator(modules=CORE, inner={"attention result": rank.element * results}), after]
+        return [Operator(modules=CORE, inner={"attention result": _width(rank) * results}), after]
     moved = (rank.element + E5M6) * results
     there, back = (rank.memory("attention output in e5m6", phase, moved) for phase in ("forward", "backward"))
     kept = replace(after, saved={"attention output input": E5M6 * results})
@@ -134,21 +135,59 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
     merged, summed = merging(rank, queries, 2 * queries if rank.kernels.repeats_keys else keys + values, results)
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
+    width, given = _width(rank), queries + keys + values
     return Operator(
-        forward=(*coming, *result, *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes), *merged),
+        forward=(
+            *coming,
+            *_cast(rank, "forward", given),
+            *result,
+            *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes),
+            *_restored(rank, "forward", results),
+            *merged,
+        ),
         input_gradient=(
             *coming,
+            *_cast(rank, "backward", results),
             *gradients,
             *(_fused(rank, shape, key_sequence, backward=True) for shape in shapes),
+            *_restored(rank, "backward", given),
             *summed,
             *returning,
         ),
-        saved={"queries": element * queries, "keys": element * keys, "values": element * values},
+        saved={"queries": width * queries, "keys": width * keys, "values": width * values},
         modules=CORE,
         inner={"log-sum-exp": sums},
-        temporary=element * (queries + keys + values + results) + 4 * queries + (element * 4 * keys if coming else 0),
+        temporary=element * (given + results)
+        + (width * (given + results) if width < element else 0)
+        + 4 * queries
+        + (element * 4 * keys if coming else 0),
         flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * seen,
     )
+
+
+def _width(rank: RankShapes) -> int:
+    """Bytes of what the core multiplies and keeps."""
+    fp8 = rank.resolved.fp8
+    return FP8_WIDTH if fp8 is not None and fp8.attention else rank.element
+
+
+def _cast(rank: RankShapes, phase: str, elements: int) -> tuple[Kernel, ...]:
+    """The core's operands as they become fp8: queries, keys and values are one tensor, the result's gradient another
+    (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FusedAttnFunc).
+    """
+    fp8 = rank.resolved.fp8
+    if fp8 is None or not fp8.attention:
+        return ()
+    maximum = (rank.reduction("attention maximum", phase, rank.element * elements),) if fp8.scaling == "tensorwise" else ()
+    return (*maximum, rank.memory("attention cast", phase, (rank.element + FP8_WIDTH) * elements))
+
+
+def _restored(rank: RankShapes, phase: str, elements: int) -> tuple[Kernel, ...]:
+    """What comes out of the core, as 16 bits again."""
+    fp8 = rank.resolved.fp8
+    if fp8 is None or not fp8.attention:
+        return ()
+    return (rank.memory("attention cast back", phase, (rank.element + FP8_WIDTH) * elements),)
 
 
 def _sequences_first(rank: RankShapes, core: list[Operator]) -> list[Operator]:
@@ -201,14 +240,15 @@ def _fused(rank: RankShapes, shape: Shape, key_sequence: int, backward: bool) ->
     windowed = rank.model.window is not None and rank.model.window < key_sequence
     queries, keys = batch * heads * rows * dim, batch * kv_heads * (key_sequence if windowed else columns) * dim
     flops = 4.0 * batch * heads * rows * dim * columns * (0.5 if causal else 1.0)
-    moved = float(rank.element * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
+    moved = float(_width(rank) * (4 if backward else 2) * (queries + keys) + LOG_SUM_EXP * batch * heads * rows)
     if rank.model.positions == "relative" and rows == columns:
         moved += rank.element * batch * heads * rows * columns * (2 if backward else 1)
     plan, name = rank.resolved, "backward" if backward else "forward"
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
     ordered = backward and plan.deterministic
-    return Kernel(f"attention_{name}", "attention", name, work, moved, plan.precision, shape, variant, ordered=ordered)
+    dtype = plan.precision if _width(rank) == rank.element else "fp8"
+    return Kernel(f"attention_{name}", "attention", name, work, moved, dtype, shape, variant, ordered=ordered)
 
 
 def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:

@@ -161,9 +161,10 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
         yield f"fp8.scaling={fp8.scaling} contradicts kernels={plan.kernels}, which has {has}"
     if plan.bytes_per_element != 2:
         yield f"fp8 contradicts precision={plan.precision}: what is not in fp8 has 16 bits"
-    for field in ("dispatch", "activation_func_input_store", "attention_output"):
+    for field in ("dispatch", "activation_func_input_store", "attention", "attention_output"):
         if field in fp8.model_fields_set and not plan.kernel_set.fp8_experts:
             yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
+    yield from _fp8_attention(plan, fp8, model) if fp8.attention else ()
     if fp8.scaling == "nvfp4":
         stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]
         yield from (f"{name}=true contradicts fp8.scaling=nvfp4: it is of 8 bits" for name in stated)
@@ -189,6 +190,26 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
         yield f"{said} deepspeed, which quantises by itself (zero_quantized_weights)"
     if plan.offload is not None:
         yield f"{said} offload, which is not simulated with it"
+
+
+def _fp8_attention(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
+    """What Transformer Engine's attention in fp8 has none of, or is not written down for."""
+    if fp8.scaling not in ("delayed", "tensorwise"):
+        yield f"fp8.attention=true contradicts fp8.scaling={fp8.scaling}: it is written down for delayed and tensorwise"
+    if fp8.attention_output != "bf16":
+        yield f"fp8.attention=true contradicts fp8.attention_output={fp8.attention_output}: the core keeps its result in fp8"
+    unknown = {
+        f"attention={plan.attention}": plan.attention != "flash",
+        "recompute_modules=[core_attn]": "core_attn" in plan.recomputed_modules,
+        f"cp={plan.cp}": plan.cp > 1,
+        "packing": plan.packing is not None,
+        f"positions={model.positions}": model.positions in ("alibi", "relative"),
+        "attention within windows or chunks": any(own.window or own.chunk for own, _ in model.distinct_layers),
+        "attention sinks": model.sinks,
+        "latent attention": model.latent is not None,
+        "cross attention": model.family == "encoder_decoder",
+    }
+    yield from (f"fp8.attention=true is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def recomputed(plan: Plan, layers: tuple[int, ...]) -> Iterator[str]:

@@ -66,7 +66,7 @@ def test_every_part_has_a_source_and_a_rule(name: str) -> None:
     profile = load_profile(name)
     assert profile.name == name
     assumed = Profile.model_fields["throttling"].default
-    more = ({"older"} if profile.older else set()) | ({"variability"} if profile.variability else set())
+    more = {part for part in ("older", "variability", "fp8_attention") if getattr(profile, part)}
     assert set(profile.provenance) == PARTS | more | ({"throttling"} if profile.throttling != assumed else set())
     for provenance in profile.provenance.values():
         assert all((provenance.source, provenance.grid, provenance.rule))

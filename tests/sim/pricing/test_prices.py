@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sim.pricing.kernel_curves import Product, Rates, gemm_clocks
+from sim.pricing.kernel_curves import Fp8Attention, Product, Rates, gemm_clocks
 from sim.pricing.prices import Prices, _power_shares
 from sim.pricing.shipped import load_profile, profile_for, profile_names
 from sim.program import ALIGNED, EARLY_CUBLAS, Kernel
@@ -311,3 +311,29 @@ def test_hosts_that_wait_for_their_kernels_launch_within_the_kernels_time():
     assert gpu.calling(True) == pytest.approx(gpu.collective_call - gpu.eager)
     assert gpu.collective_call > gpu.eager
     assert gpu.calling(False) == 0.0
+
+
+# cuDNN 9.27, milliseconds of two causal sequences, 64 heads of 128 with 8 of keys and values, on one GPU of a GB200 and on an
+# H200, in 16 bits and in fp8 (github.com/NVIDIA/cudnn-frontend at d6d35d692753, benchmark/attention_training/results/llama3.1)
+IN_FP8 = (
+    ("b200", "attention_forward", 8192, 1.410, 1.081),
+    ("b200", "attention_backward", 4096, 1.248, 1.232),
+    ("b200", "attention_backward", 32768, 72.066, 53.768),
+    ("h200", "attention_forward", 16384, 13.888, 8.819),
+    ("h200", "attention_backward", 8192, 10.448, 16.298),
+)
+
+
+@pytest.mark.parametrize(("name", "kind", "keys", "wide", "narrow"), IN_FP8)
+def test_attention_in_fp8_is_as_much_faster_as_measured(name: str, kind: str, keys: int, wide: float, narrow: float) -> None:
+    shape = (2, 64, 8, keys, keys, 128, 1)
+    seconds = [prices(name).seconds(Kernel(kind, "attention", "forward", 0.0, 0.0, dtype, shape)) for dtype in ("bf16", "fp8")]
+    assert seconds[0] / seconds[1] == pytest.approx(wide / narrow, rel=1e-3)
+
+
+def test_attention_in_fp8_between_and_beyond_what_was_measured() -> None:
+    table = Fp8Attention(keys=(1024, 4096), forward=(1.0, 3.0), backward=(0.5, 1.5))
+    assert [table.faster(keys, False) for keys in (1, 1024, 2048, 4096, 10**6)] == pytest.approx([1, 1, 2, 3, 3])
+    assert table.faster(2048, True) == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="keys must ascend"):
+        Fp8Attention(keys=(4096, 1024), forward=(1.0, 3.0), backward=(0.5, 1.5))

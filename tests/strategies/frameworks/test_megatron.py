@@ -110,6 +110,10 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--deterministic-mode", {"loss": None, "deterministic": True}),
         ("--fp8-format hybrid", {"fp8": {"scaling": "delayed", "gather": False}}),
         (
+            "--fp8-format hybrid --fp8-dot-product-attention",
+            {"fp8": {"scaling": "delayed", "gather": False, "attention": True}},
+        ),
+        (
             "--fp8-format hybrid --first-last-layers-bf16 --num-layers-at-end-in-bf16 2",
             {"fp8": {"scaling": "delayed", "gather": False, "layers_at_start_in_bf16": 1, "layers_at_end_in_bf16": 2}},
         ),
@@ -306,6 +310,7 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
             ["--first-last-layers-bf16", "--num-layers-at-start-in-bf16 0", "--num-layers-at-end-in-bf16 2"],
             [],
         ),
+        ({"fp8": {"scaling": "delayed", "attention": True}}, ["--fp8-dot-product-attention"], ["--fp8-param-gather"]),
         ({"fp8": {"scaling": "blockwise"}}, ["--fp8-format hybrid", "--fp8-recipe blockwise"], ["--fp8-param-gather"]),
     ],
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -286,3 +287,58 @@ def test_plans_that_cast_weights_at_other_times_are_told_apart() -> None:
     )
     assert layer(**whole) != layer(**parted)
     assert accumulation(job(**whole).resolve()) != accumulation(job(**parted).resolve())
+
+
+LOW: dict[str, Any] = {"kernels": "megatron", "fp8": {"scaling": "delayed", "attention": True}}
+
+
+def test_attention_in_fp8_casts_what_it_multiplies_and_keeps_a_byte() -> None:
+    """Transformer Engine's fp8_dpa with delayed scales: queries, keys and values are cast in one pass, the result is cast back,
+    and their gradients are the other way round; all four are kept in fp8, and the kernels read and write bytes.
+    """
+    asked, part, wide = job(**LOW), layer(**LOW), layer(**MEGATRON)
+    given, results = TOKENS * (HIDDEN + 2 * KEYS), TOKENS * HIDDEN
+    kept = saved_tensors(asked.model, asked.resolve())
+    assert [kept[name] for name in ("queries", "keys", "values")] == [TOKENS * HIDDEN, TOKENS * KEYS, TOKENS * KEYS]
+    assert kept["attention result"] == results
+    works = [
+        item for item in part.forward + part.backward if isinstance(item, Kernel) and item.label.startswith("attention cast")
+    ]
+    assert [(item.label, item.phase, item.bytes) for item in works] == [
+        ("attention cast", "forward", 3 * given),
+        ("attention cast back", "forward", 3 * results),
+        ("attention cast", "backward", 3 * results),
+        ("attention cast back", "backward", 3 * given),
+    ]
+    for kind, times in (("attention_forward", 2), ("attention_backward", 4)):
+        (low,), (high,) = kernels(part, "fp8", kind), kernels(wide, "bf16", kind)
+        assert (low.flops, low.shape) == (high.flops, high.shape)
+        assert high.bytes - low.bytes == times * TOKENS * (HIDDEN + KEYS)
+    assert part.model_flops == wide.model_flops
+
+
+def test_scales_of_attention_now_are_found_by_reading_it_first() -> None:
+    plan = {"kernels": "megatron", "fp8": {"scaling": "tensorwise", "attention": True}}
+    works = [item for item in layer(**plan).forward if isinstance(item, Kernel) and item.label == "attention maximum"]
+    assert [(item.kind, item.bytes) for item in works] == [("reduction", 2 * TOKENS * (HIDDEN + 2 * KEYS))]
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (TORCHAO | {"fp8": {"attention": True}}, "fp8.attention contradicts kernels=compiled"),
+        ({"fp8": {"scaling": "blockwise", "attention": True}}, "it is written down for delayed and tensorwise"),
+        (LOW | {"fp8": {"attention": True, "attention_output": "e5m6"}}, "the core keeps its result in fp8"),
+        (LOW | {"attention": "flash2"}, "is not simulated with attention=flash2"),
+        (LOW | {"cp": 2}, "is not simulated with cp=2"),
+        (LOW | {"recompute": "selective"}, "is not simulated with recompute_modules=[core_attn]"),
+    ],
+)
+def test_attention_in_fp8_that_is_not_written_down_is_refused(plan: dict[str, Any], said: str) -> None:
+    with pytest.raises(UserError, match=re.escape(said)):
+        job(**plan).resolve()
+
+
+def test_attention_in_fp8_without_a_price_is_refused() -> None:
+    with pytest.raises(UserError, match=r"fp8.attention: profile 'l40s' has no price of it; leave it out"):
+        predict(read_job(model="gpt2-1.5b", cluster="pcie-l40s", plan=LOW))
