@@ -63,7 +63,7 @@ class Worked(NamedTuple):
 
 class OpIndex:
     """Numbers of a cohort's ops; `compute` (of its stream), `inline` (transfers there, by axis) and `works` are of the step only
-    where a steady state is played.
+    where a steady state is played. ops, work: the ops of all works, and the place of the work of each.
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -89,6 +89,8 @@ class OpIndex:
                 holdings.setdefault((op.allocate, op.free, updates), []).extend(numbers)
         self.compute = _in_order(compute)
         self.works = [Worked(int(ops[-1]), cohort.ops[ops[-1]], ops) for ops in map(_in_order, works.values())]
+        self.ops = np.concatenate([ops for _, _, ops in self.works]) if self.works else np.empty(0, np.int64)
+        self.work = np.repeat(np.arange(len(self.works)), [len(ops) for _, _, ops in self.works])
         self.transfers = [Transfers(*key, _in_order(numbers)) for key, numbers in transfers.items()]
         self.inline = {axis: _in_order(numbers) for axis, numbers in inline.items() if numbers}
         self.memory = MemoryChanges.of(holdings)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from sim.grid import Grid
@@ -138,8 +139,18 @@ class SharedItems(tuple[Item, ...]):
     value would visit each kernel; equal items that are not shared are priced again.
     """
 
-    __slots__ = ()
     __hash__ = object.__hash__
+
+    @cached_property
+    def collectives(self) -> tuple[Collective, ...]:
+        """Those that run here, each time, also where nothing waits for them yet."""
+        works = (item.collective if isinstance(item, Start) else item for item in self if not isinstance(item, Join))
+        return tuple(work for work in works if isinstance(work, Collective))
+
+    @cached_property
+    def beside(self) -> dict[Collective, str]:
+        """The stream of each collective that runs beside kernels."""
+        return {item.collective: item.stream for item in self if isinstance(item, Start)}
 
 
 class _Run(NamedTuple):
@@ -157,7 +168,7 @@ class Run(_Run):
         return super().__new__(cls, times, items if isinstance(items, SharedItems) else SharedItems(items))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, eq=False)
 class Block:
     """Consecutive kernels and the collectives that they wait for, launched in one go (e.g. one stage, one microbatch).
 
@@ -166,6 +177,16 @@ class Block:
 
     name: str
     runs: tuple[Run, ...]
+
+    @cached_property
+    def collectives(self) -> tuple[tuple[int, Collective], ...]:
+        """Its collectives, each with how often it runs."""
+        return tuple((times, work) for times, items in self.runs for work in items.collectives)
+
+    @cached_property
+    def beside(self) -> dict[Collective, str]:
+        """The stream of each collective that it starts beside its kernels."""
+        return {work: stream for _, items in self.runs for work, stream in items.beside.items()}
 
     def items(self) -> Iterator[tuple[int, Kernel | Collective]]:
         """Each kernel and collective with how often it runs."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, cast
 
 import numpy as np
@@ -162,14 +163,20 @@ class Timeline:
         return enumerate(cohort.ops[first:last], base + first)
 
     @cached_property
-    def distinct(self) -> list[DistinctOp]:
-        """The distinct pieces of work of each lane in the step, lane by lane."""
-        result: list[DistinctOp] = []
+    def works(self) -> list[list[DistinctOp]]:
+        """The distinct pieces of work of each lane in the step."""
+        result = []
         for lane, base in enumerate(self.offset):
-            for number, op, ops in op_index(self.cohort(lane)).works:
-                times = len(ops) + self.periods * int(self.in_period[base + ops].sum()) if self.period else len(ops)
-                result.append(DistinctOp(lane, base + number, op, times))
+            index = op_index(self.cohort(lane))
+            times = np.bincount(index.work, self.counts[base + index.ops], minlength=len(index.works)).astype(int).tolist()
+            pairs = zip(index.works, times, strict=True)
+            result.append([DistinctOp(lane, base + number, op, count) for (number, op, _), count in pairs])
         return result
+
+    @property
+    def distinct(self) -> Iterator[DistinctOp]:
+        """`works` lane by lane."""
+        return chain.from_iterable(self.works)
 
     @cached_property
     def in_period(self) -> NDArray[np.bool_]:
@@ -192,6 +199,12 @@ class Timeline:
     def ends(self) -> Floats:
         """`end` as an array."""
         return np.array(self.end)
+
+    @cached_property
+    def durations(self) -> list[float]:
+        """`end` less `start`."""
+        seconds: list[float] = (self.ends - self.starts).tolist()
+        return seconds
 
     @cached_property
     def stretches(self) -> Floats:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from itertools import pairwise
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,24 +11,52 @@ from numpy.typing import NDArray
 from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.program import CPU, Collective, Op, Ref
+from sim.program import CPU, Collective, Op, Program
+from sim.remembered import remembered
 from sim.timeline import Timeline
 
 AXES = ("tp", "cp", "ep", "dp", "replica", "pp", "host", "nvme", CPU)  # by priority in explaining an idle moment
 PHASES = ("forward", "backward", "recompute", "optimizer")
 EXPOSED = tuple(f"{axis} exposed" for axis in AXES)
 IDLE = ("bubble", "wait", "launch")  # components in which compute is idle, besides exposed communication
+BUBBLE, WAIT, LAUNCH = range(len(IDLE))
 COMPONENTS = (*PHASES, *EXPOSED, "launch", "slowdown", "bubble", "wait")
+COMPONENT = {name: name for name in COMPONENTS} | dict(zip(AXES, EXPOSED, strict=True))  # of what a block consists of
 
-Transfer = tuple[float, float, int]  # start, end, index of the axis in AXES
-Columns = tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]  # of transfers
+Floats = NDArray[np.float64]
+Numbers = NDArray[np.int64]
+
+
+class Transfers(NamedTuple):
+    """Transfers that compute streams may wait for, lane by lane in the order of their starts; axis: its place in AXES."""
+
+    lane: Numbers
+    start: Floats
+    end: Floats
+    axis: Numbers
+
+
+class Idle(NamedTuple):
+    """Times in which compute streams are idle, lane by lane: from when until when, how often, and which of IDLE that is where no
+    transfer goes on.
+    """
+
+    lane: Numbers
+    since: Floats
+    until: Floats
+    times: Floats
+    reason: Numbers
 
 
 def breakdowns(timeline: Timeline) -> list[dict[str, float]]:
     """Per lane: seconds by component of COMPONENTS, and by effect; they add up to the step exactly."""
-    incoming = _incoming(timeline)
     effects = sorted({name for owed in timeline.owed.values() for name in owed})
-    return [_breakdown(timeline, lane, incoming[lane], effects) for lane in range(len(timeline.lanes))]
+    every = [dict.fromkeys((*COMPONENTS, *effects), 0.0) for _ in timeline.lanes]
+    each = [base + op_index(timeline.cohort(lane)).compute for lane, base in enumerate(timeline.offset)]
+    lane, numbers = np.repeat(np.arange(len(each)), [len(own) for own in each]), np.concatenate(each)
+    _add_idle(every, _idle(timeline, lane, numbers), _incoming(timeline))
+    _add_busy(every, timeline, lane, numbers)
+    return every
 
 
 def breakdown(timeline: Timeline) -> dict[str, float]:
@@ -67,130 +95,156 @@ def busy_seconds(timeline: Timeline, per_lane: list[dict[str, float]]) -> list[f
     return [total[stage][0] / total[stage][1] for stage in sorted(total)]
 
 
-def _incoming(timeline: Timeline) -> list[list[Transfer]]:
-    """Per lane, sorted: the transfers that its compute stream may wait for, its collectives and what is sent to it."""
-    found: list[list[Columns]] = [[] for _ in timeline.lanes]
+def _incoming(timeline: Timeline) -> Transfers:
+    """The collectives of each lane, and what is sent to it."""
     first: dict[int, int] = {}  # by cohort
     for number, lane in enumerate(timeline.lanes):
         first.setdefault(lane.cohort, number)
+    places, targets, axes = [np.empty(0, np.int64)], [0], [0]
     for number, lane in enumerate(timeline.lanes):
         for axis, to, ops in op_index(timeline.cohort(number)).transfers:
-            target = number if to is None else first[to] + number - first[lane.cohort]
-            place = timeline.offset[number] + ops
-            axes = np.full(len(ops), AXES.index(axis))
-            found[target].append((timeline.starts[place], timeline.ends[place], axes))
-    return [_sorted(columns) for columns in found]
+            places.append(timeline.offset[number] + ops)
+            targets.append(number if to is None else first[to] + number - first[lane.cohort])
+            axes.append(AXES.index(axis))
+    place, counts = np.concatenate(places), [len(each) for each in places]
+    lanes, every = np.repeat(targets, counts), np.repeat(axes, counts)
+    start, end = timeline.starts[place], timeline.ends[place]
+    order = np.lexsort((every, end, start, lanes))
+    return Transfers(lanes[order], start[order], end[order], every[order])
 
 
-def _sorted(columns: list[Columns]) -> list[Transfer]:
-    if not columns:
-        return []
-    start, end, axis = (np.concatenate(column) for column in zip(*columns, strict=True))
-    order = np.lexsort((axis, end, start))
-    return list(zip(start[order].tolist(), end[order].tolist(), axis[order].tolist(), strict=True))
+def _idle(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Idle:
+    """When compute streams are idle, before each op and at the end of the step. lane, numbers: of the ops."""
+    lanes, begins = np.arange(len(timeline.lanes)), np.array([timeline.begin(each) for each in range(len(timeline.lanes))])
+    ended, first = np.append(timeline.ends[numbers], 0.0), np.searchsorted(lane, lanes)
+    last = np.append(first[1:], len(lane)) - 1
+    since, until = np.roll(ended, 1)[:-1], timeline.starts[numbers]
+    through = np.where(last < first, begins, ended[last])
+    since[first[last >= first]] = begins[last >= first]
+    launched = _launched(timeline, lane, numbers).clip(since, until)
+    finish = np.maximum(through, begins + timeline.played)
+    reason = np.where(np.concatenate([_between_stages(timeline.program)[each.cohort] for each in timeline.lanes]), BUBBLE, WAIT)
+    at_end = BUBBLE if timeline.program.grid.degree("pp") > 1 else WAIT
+    counts = timeline.counts[numbers]
+    idle = Idle(
+        np.concatenate([lane, lane, lanes]),
+        np.concatenate([since, launched, through]),
+        np.concatenate([launched, until, finish]),
+        np.concatenate([counts, counts, np.ones(len(lanes))]),
+        np.concatenate([np.full(len(lane), LAUNCH), reason, np.full(len(lanes), at_end)]),
+    )
+    there = np.flatnonzero(idle.until > idle.since)
+    there = there[np.argsort(idle.lane[there], kind="stable")]
+    return Idle(idle.lane[there], idle.since[there], idle.until[there], idle.times[there], idle.reason[there])
 
 
-def _breakdown(timeline: Timeline, lane: int, incoming: list[Transfer], effects: list[str]) -> dict[str, float]:
-    parts = dict.fromkeys((*COMPONENTS, *effects), 0.0)
-    begin, index, base = timeline.begin(lane), op_index(timeline.cohort(lane)), timeline.offset[lane]
-    numbers = base + index.compute
-    start, end, counts = timeline.starts[numbers], timeline.ends[numbers], timeline.counts[numbers]
-    idle_since = np.concatenate([[begin], end[:-1]]) if len(end) else end
-    finish, next_transfer = begin + timeline.played, 0
-    gaps = np.flatnonzero(start > idle_since)
-    ops = timeline.cohort(lane).ops
-    columns = (column[gaps].tolist() for column in (index.compute, idle_since, start, counts))
-    for gap, cursor, until, times in zip(*columns, strict=True):
-        hosted, idle = _cause_of_idle(timeline, base + gap, ops[gap], lane)
-        if hosted > cursor:
-            next_transfer = _explain(parts, cursor, min(hosted, until), incoming, next_transfer, "launch", times)
-        if until > max(cursor, hosted):
-            next_transfer = _explain(parts, max(cursor, hosted), until, incoming, next_transfer, idle, times)
-    last = float(end[-1]) if len(end) else begin
-    if finish > last:
-        end_of_all = "bubble" if timeline.program.grid.degree("pp") > 1 else "wait"
-        _explain(parts, last, finish, incoming, next_transfer, end_of_all)
-    busy, priced = float((end - start) @ counts), 0.0
-    for number, _, same in index.works:
-        cost = timeline.cost[base + number]
-        if isinstance(cost, BlockCost):
-            times = float(timeline.counts[base + same].sum())
-            priced += times * cost.busy
-            for (name, _), seconds in cost.parts.items():
-                parts[name if name in COMPONENTS else f"{name} exposed"] += times * seconds
-    for axis, same in index.inline.items():
-        place = base + same
-        seconds = float((timeline.ends[place] - timeline.starts[place]) @ timeline.counts[place])
-        parts[f"{axis} exposed"] += seconds
-        busy -= seconds
-    slowed = float(timeline.stretches[numbers] @ counts)
-    for number, times in zip(numbers.tolist(), counts.tolist(), strict=True) if effects else ():
-        for effect, seconds in timeline.owed.get(number, {}).items():
-            parts[effect] += times * seconds
-            busy -= times * seconds
-    parts["slowdown"] += slowed
-    parts["launch"] += busy - slowed - priced
-    return parts
-
-
-def _cause_of_idle(timeline: Timeline, number: int, op: Op, lane: int) -> tuple[float, str]:
-    """Why compute was idle before an op: until when what it waits for could not begin because the host had not launched it; the
-    component of the rest.
+def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:
+    """For each op of compute streams, until when the host is why nothing has begun: 0, or when that op, or what it waits for of
+    its own rank, was launched, of transfers that began just then.
     """
-    cohort, base = timeline.lanes[lane].cohort, timeline.offset[lane]
-    hosted, between_stages = _hosted(timeline, number), False
+    result = np.zeros(len(numbers))
+    begun = np.flatnonzero(timeline.starts == np.array(timeline.launched)).tolist()
+    hosted = {number: timeline.start[number] for number in begun if isinstance(timeline.cost[number], TransferCost)}
+    for place, (own, number) in enumerate(zip(lane.tolist(), numbers.tolist(), strict=True)) if hosted else ():
+        base, cohort = timeline.offset[own], timeline.lanes[own].cohort
+        after = timeline.program.cohorts[cohort].ops[number - base].after
+        result[place] = max(hosted.get(each, 0.0) for each in (number, *(base + ref.op for ref in after if ref.cohort == cohort)))
+    return result
+
+
+@remembered
+def _between_stages(program: Program) -> list[NDArray[np.bool_]]:
+    """By cohort, of each op of its compute stream in the step, whether it waits for other stages."""
+    numbers = [op_index(cohort).compute.tolist() for cohort in program.cohorts]
+    return [
+        np.array([_waits_for_stages(program, cohort, program.cohorts[cohort].ops[number]) for number in own], bool)
+        for cohort, own in enumerate(numbers)
+    ]
+
+
+def _waits_for_stages(program: Program, cohort: int, op: Op) -> bool:
+    """Whether an op waits for an op of another stage, or for a collective with one."""
     for ref in op.after:
-        if ref.cohort != cohort:
-            between_stages = True
-            continue
-        between_stages = between_stages or _joins_stages(timeline, ref)
-        hosted = max(hosted, _hosted(timeline, base + ref.op))
-    return hosted, "bubble" if between_stages else "wait"
+        work = program.cohorts[ref.cohort].ops[ref.op].work
+        if ref.cohort != cohort or (isinstance(work, Collective) and work.cohorts is not None):
+            return True
+    return False
 
 
-def _hosted(timeline: Timeline, number: int) -> float:
-    """When a transfer was launched, if it began just then; 0 if it would have begun no earlier with a faster host."""
-    launched = timeline.launched[number]
-    return launched if isinstance(timeline.cost[number], TransferCost) and launched == timeline.start[number] else 0.0
+def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) -> None:
+    """Add idle times to the axes whose transfers went on then, the rest to their reasons. every: the components of each lane."""
+    lane, since, until, times, reason = idle
+    begun, ended = (
+        _through(incoming.lane, incoming.start, lane, until, "left"),
+        _through(incoming.lane, incoming.end[np.lexsort((incoming.end, incoming.lane))], lane, since, "right"),
+    )
+    late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]  # lanes in which some end out of order
+    alone = (begun - ended == 1) & ~np.isin(lane, late)
+    place, shown = begun[alone] - 1, np.zeros(len(lane))  # it is the last that has begun
+    shown[alone] = np.minimum(incoming.end[place], until[alone]) - np.maximum(incoming.start[place], since[alone])
+    few = alone | (begun == ended)
+    _add(every, EXPOSED, lane[alone], incoming.axis[place], (times * shown)[alone])
+    _add(every, IDLE, lane[few], reason[few], (times * (until - since - shown))[few])
+    for moment in np.flatnonzero(~few).tolist():
+        there = (incoming.lane == lane[moment]) & (incoming.start < until[moment]) & (incoming.end > since[moment])
+        during = list(
+            zip(incoming.start[there].tolist(), incoming.end[there].tolist(), incoming.axis[there].tolist(), strict=True)
+        )
+        seconds = float(since[moment]), float(until[moment]), float(times[moment])
+        _share_out(every[lane[moment]], *seconds, IDLE[reason[moment]], during)
 
 
-def _joins_stages(timeline: Timeline, ref: Ref) -> bool:
-    """Whether an op is a collective between two stages."""
-    work = timeline.program.cohorts[ref.cohort].ops[ref.op].work
-    return isinstance(work, Collective) and work.cohorts is not None
+def _through(lanes: Numbers, sorted_times: Floats, lane: Numbers, times: Floats, side: Literal["left", "right"]) -> Numbers:
+    """How many of times that are sorted in each of `lanes` are in lanes before each of `lane`, or before `times` there."""
+    result = np.zeros(len(lane), np.int64)
+    count = int(max(lanes.max(initial=0), lane.max(initial=0))) + 1
+    first, begin = (np.searchsorted(each, np.arange(count + 1)).tolist() for each in (lanes, lane))
+    for number in range(count):
+        mine = slice(begin[number], begin[number + 1])
+        result[mine] = first[number] + np.searchsorted(sorted_times[first[number] : first[number + 1]], times[mine], side)
+    return result
 
 
-def _explain(
-    parts: dict[str, float], start: float, end: float, incoming: list[Transfer], ended: int, idle: str, times: float = 1.0
-) -> int:
-    """Add `times` the idle time from start to end to the axis whose transfer was going on, the rest to `idle`.
+def _add(every: list[dict[str, float]], names: tuple[str, ...], lane: Numbers, place: Numbers, seconds: Floats) -> None:
+    table = np.bincount(lane * len(names) + place, seconds, len(every) * len(names)).reshape(-1, len(names))
+    for parts, own in zip(every, table.tolist(), strict=True):
+        for name, each in zip(names, own, strict=True):
+            parts[name] += each
 
-    ended: how many transfers have ended before; returns how many have now, so that the next search starts there.
+
+def _share_out(
+    parts: dict[str, float], since: float, until: float, times: float, reason: str, during: list[tuple[float, float, int]]
+) -> None:
+    """Add `times` an idle time in which several transfers go on: to the first of their axes at each moment."""
+    moments = {since, until, *(max(start, since) for start, _, _ in during), *(min(end, until) for _, end, _ in during)}
+    for left, right in pairwise(sorted(moments)):
+        axes = [axis for start, end, axis in during if start <= left and end >= right]
+        parts[EXPOSED[min(axes)] if axes else reason] += times * (right - left)
+
+
+def _add_busy(every: list[dict[str, float]], timeline: Timeline, lane: Numbers, numbers: Numbers) -> None:
+    """Add what compute streams do; what it takes longer than it is priced at is the host's, or of collectives beside. lane,
+    numbers: of their ops.
     """
-    count = len(incoming)
-    while ended < count and incoming[ended][1] <= start:
-        ended += 1
-    during, at = [], ended
-    while at < count and incoming[at][0] < end:
-        if incoming[at][1] > start:
-            during.append(incoming[at])
-        at += 1
-    if not during:
-        parts[idle] += times * (end - start)
-        return ended
-    if len(during) == 1:
-        first, last, axis = during[0]
-        shown = min(last, end) - max(first, start)
-        parts[EXPOSED[axis]] += times * shown
-        parts[idle] += times * (end - start - shown)
-        return ended
-    changes: dict[float, Counter[int]] = {start: Counter(), end: Counter()}  # by time, how many more transfers of each axis
-    for first, last, axis in during:
-        changes.setdefault(max(first, start), Counter())[axis] += 1
-        changes.setdefault(min(last, end), Counter())[axis] -= 1
-    going_on: Counter[int] = Counter()
-    for left, right in pairwise(sorted(changes)):
-        going_on.update(changes[left])
-        axes = [axis for axis, count in going_on.items() if count > 0]
-        parts[EXPOSED[min(axes)] if axes else idle] += times * (right - left)
-    return ended
+    counts, lanes = timeline.counts[numbers], len(every)
+    busy = np.bincount(lane, (timeline.ends[numbers] - timeline.starts[numbers]) * counts, lanes).tolist()
+    slowed = np.bincount(lane, timeline.stretches[numbers] * counts, lanes).tolist()
+    for number, (parts, base, late, more) in enumerate(zip(every, timeline.offset, busy, slowed, strict=True)):
+        rest = late - more
+        for _, op, _, times in timeline.works[number]:
+            cost = timeline.cost[op]
+            if isinstance(cost, BlockCost):
+                rest -= times * cost.busy
+                for (name, _), seconds in cost.parts.items():
+                    parts[COMPONENT[name]] += times * seconds
+        for axis, same in op_index(timeline.cohort(number)).inline.items():
+            place = base + same
+            seconds = float((timeline.ends[place] - timeline.starts[place]) @ timeline.counts[place])
+            parts[f"{axis} exposed"] += seconds
+            rest -= seconds
+        parts["slowdown"] += more
+        parts["launch"] += rest
+    for own, op, times in zip(lane.tolist(), numbers.tolist(), counts.tolist(), strict=True) if timeline.owed else ():
+        for effect, seconds in timeline.owed.get(op, {}).items():
+            every[own][effect] += times * seconds
+            every[own]["launch"] -= times * seconds

@@ -143,7 +143,7 @@ def of_step(timeline: Timeline, sizes: Sequence[float], most: int = 2) -> list[S
     op_costs = timeline.op_costs
     for lane, _, op, count in timeline.distinct:
         cohort, ranks = timeline.lanes[lane].cohort, timeline.lanes[lane].ranks
-        for repeats, work in op_costs.collectives_of(op.work) if isinstance(op.work, Block) else [(1, op.work)]:
+        for repeats, work in op.work.collectives if isinstance(op.work, Block) else [(1, op.work)]:
             if isinstance(work, Collective):
                 key = work.axis, work.operation
                 sent[key] = sent.get(key, 0.0) + count * repeats * ranks * op_costs.collective(work, cohort).sent

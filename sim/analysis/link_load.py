@@ -130,7 +130,7 @@ def transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float, Collective |
     for lane, number, op, count in timeline.distinct:
         work = op.work
         if isinstance(work, Block):
-            for repeats, collective in op_costs.collectives_of(work):
+            for repeats, collective in work.collectives:
                 traffic = op_costs.collective(collective, timeline.lanes[lane].cohort).traffic
                 yield traffic, count * repeats * collective.repeat * collective.bytes * shares[lane], collective
             continue

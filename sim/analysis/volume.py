@@ -41,7 +41,7 @@ def together(timeline: Timeline) -> dict[str, tuple[float, float]]:
 def _sent(timeline: Timeline, number: int, op: Op, cohort: int) -> Iterator[tuple[str, float, float]]:
     """(axis, bytes, elements) of each communication of an op."""
     if isinstance(op.work, Block):
-        for repeats, collective in timeline.op_costs.collectives_of(op.work):
+        for repeats, collective in op.work.collectives:
             size = repeats * timeline.op_costs.collective(collective, cohort).sent
             yield collective.axis, size, size / collective.width
     elif op.work.axis != CPU:

@@ -17,6 +17,7 @@ from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Prog
 from topologies.links.impaired import nominal
 from topologies.links.topology import Topology, gpu_kind, is_unequal
 
+FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 SPLIT = "pp/weight_gradient"  # what stands in a profile's `wrapping` for the second half of a split backward pass
 REMEMBERED = 4096  # prices of runs of items
 PYTHON = ("forward", "recompute")  # phases whose kernels Python modules launch
@@ -53,12 +54,17 @@ class OpCosts(CollectiveCosts):
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
         self._slower: dict[tuple[int, float], BlockCost] = {}  # by the usual cost, an object of `_blocks`
+        self._growth: dict[int, tuple[float, float]] = {}  # by the usual cost
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""
         other = super().under(prices)
-        other._blocks, other._runs, other._slower = {}, {}, {}
+        other._forget()
         return other
+
+    def _forget(self) -> None:
+        """Price blocks anew."""
+        self._blocks, self._runs, self._slower, self._growth = {}, {}, {}, {}
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""
@@ -90,6 +96,16 @@ class OpCosts(CollectiveCosts):
             self._blocks[key] = cost
         return cost
 
+    def growth(self, block: Block, cohort: int, rank: int = -1) -> tuple[float, float]:
+        """By how much `busy` and `critical` of a block grow when its kernels take twice as long; blocks of one price share it."""
+        usual = self.block(block, cohort, rank=rank)
+        known = self._growth.get(id(usual))
+        if known is None:
+            slower = self._chained(block, self._where(cohort, rank), FACTOR)
+            more = FACTOR - 1
+            known = self._growth[id(usual)] = (slower.busy - usual.busy) / more, (slower.critical - usual.critical) / more
+        return known
+
     def _chained(self, block: Block, where: Where, factor: float) -> BlockCost:
         """The runs of a block one after the other; stages, and plans, whose runs have one price share it."""
         runs = [(times, self._items(items, where, factor)) for times, items in block.runs]
@@ -108,7 +124,7 @@ class OpCosts(CollectiveCosts):
         cost = self._runs.get(key)
         if cost is None:
             prices, program = self._prices(where), self.program
-            alone = tuple(self._inside_block(work, where).alone for work in self._collectives_in(items))
+            alone = tuple(self._inside_block(work, where).alone for work in items.collectives)
             equal = items, factor, alone, program.eager, program.threads, program.blocking
             known = prices.blocks.get(equal)
             if known is None:
@@ -219,9 +235,8 @@ class OpCosts(CollectiveCosts):
 
     def inside(self, block: Block, cohort: int) -> list[tuple[TransferCost, str]]:
         """The distinct collectives of a block, each with the stream that it is on or keeps in step with."""
-        streams = self.streams_of(block)
-        distinct = {work: None for _, work in self.collectives_of(block)}
-        return [(self.collective(work, cohort), streams.get(work, SIDE_STREAM)) for work in distinct]
+        distinct = {work: None for _, work in block.collectives}
+        return [(self.collective(work, cohort), block.beside.get(work, SIDE_STREAM)) for work in distinct]
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:

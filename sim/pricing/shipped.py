@@ -25,7 +25,12 @@ def _read(path: Path) -> Profile:
 
 def profile_names() -> list[str]:
     """Names of the shipped profiles, sorted."""
-    return sorted(path.stem for path in FOLDER.glob("*.yaml"))
+    return list(_names(FOLDER.stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=1)
+def _names(_changed: int) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
 def load_profile(name_or_path: str | Path) -> Profile:

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import cast
 
 import numpy as np
 
-from sim.op_index import Integers, op_index
+from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import Block
-from sim.replay.places import Column, Floats, Places
+from sim.replay.places import Column, Places
 from sim.timeline import Timeline
-
-FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 
 
 @dataclass(eq=False, slots=True)
@@ -44,17 +43,20 @@ class PlayedCohort:
         self.first = [timeline.offset[lane] for lane in self.lanes]
         self.ranks = [timeline.lanes[lane].rank for lane in self.lanes]
 
-    def in_period(self, ops: Integers) -> int:
-        """How many of these ops end in the last period of a steady state."""
-        return int(self.timeline.in_period[self.first[0] + ops].sum()) if self.timeline.period else 0
+    @cached_property
+    def in_period(self) -> list[int]:
+        """By distinct piece of work, how many ops that do it end in the last period of a steady state."""
+        index = op_index(self.cohort)
+        counts: list[int] = np.bincount(index.work, self.timeline.in_period[self.first[0] + index.ops]).astype(int).tolist()
+        return counts
 
     def column(self, values: list[float]) -> Column:
         """See `Places.column`."""
         return self.places.column(self.number, values)
 
-    def columns(self, times: Sequence[float] | Floats) -> list[Column]:
+    def columns(self, times: list[float]) -> list[Column]:
         """Times of all ops of the step as those of its ops."""
-        table = [np.asarray(times[at : at + len(self.cohort.ops)]).tolist() for at in self.first]
+        table = [times[at : at + len(self.cohort.ops)] for at in self.first]
         if len(table) == 1:
             return cast(list[Column], table[0])
         return [self.column(list(each)) for each in zip(*table, strict=True)]
@@ -97,13 +99,13 @@ class NodeTimes:
         launched, held = _since_held(step, step.columns(timeline.launched))
         block: list[BlockTimes | None] = [None] * len(ops)
         blocks = []
-        for place, op, same in op_index(step.cohort).works:
+        for (place, op, same), count in zip(op_index(step.cohort).works, step.in_period, strict=True):
             if isinstance(op.work, Block):
                 costs = [cast(BlockCost, timeline.cost[at + place]) for at in step.first]
-                blocks.append(_block(step, op.work, costs, step.in_period(same)))
+                blocks.append(_block(step, op.work, costs, count))
                 for number in same.tolist():
                     block[number] = blocks[-1]
-        return cls(launched, step.columns(timeline.ends - timeline.starts), block, _added(step), held, [blocks])
+        return cls(launched, step.columns(timeline.durations), block, _added(step), held, [blocks])
 
 
 def _since_held(step: PlayedCohort, launched: list[Column]) -> tuple[list[Column], dict[int, Column]]:
@@ -135,11 +137,11 @@ def _added(step: PlayedCohort) -> dict[int, Column]:
 
 def _block(step: PlayedCohort, block: Block, played: list[BlockCost], ops: int) -> BlockTimes:
     """A block of `ops` ops. played: its cost on each lane."""
-    costs = step.timeline.op_costs
-    slower, usual = ([costs.block(block, step.number, factor, rank=rank) for rank in step.ranks] for factor in (FACTOR, 1.0))
-    pairs = list(zip(slower, usual, strict=True))
-    busy = step.column([(more.busy - less.busy) / (FACTOR - 1) for more, less in pairs])
-    critical = step.column([(more.critical - less.critical) / (FACTOR - 1) for more, less in pairs])
+    growth = [step.timeline.op_costs.growth(block, step.number, rank) for rank in step.ranks]
     return BlockTimes(
-        step.column([cost.busy for cost in played]), step.column([cost.critical for cost in played]), busy, critical, ops
+        busy=step.column([cost.busy for cost in played]),
+        critical=step.column([cost.critical for cost in played]),
+        busy_slope=step.column([busy for busy, _ in growth]),
+        critical_slope=step.column([critical for _, critical in growth]),
+        ops=ops,
     )

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.op_index import op_index
-from sim.program import Block, Collective, Item, Program, SharedItems, Start
+from sim.program import Block, Collective, Program
 from sim.timeline import Timeline
 from topologies.links.sums import distinct
 from topologies.links.topology import Ids
@@ -115,17 +115,8 @@ class Places:
 def axes_inside(program: Program) -> tuple[str, ...]:
     """Axes along which ranks meet inside blocks."""
     axes: dict[str, None] = {}
-    inside: dict[SharedItems, tuple[str, ...]] = {}  # the axes of what cohorts have in common
     for cohort in program.cohorts:
         blocks = [op.work for _, op, _ in op_index(cohort).works if isinstance(op.work, Block)]
-        for items in dict.fromkeys(run.items for block in blocks for run in block.runs):
-            if items not in inside:
-                inside[items] = tuple(dict.fromkeys(axis for item in items for axis in _axes(item)))
-            axes |= dict.fromkeys(axis for axis in inside[items] if axis not in cohort.at)
+        works = dict.fromkeys(work for block in blocks for _, work in block.collectives)
+        axes |= dict.fromkeys(axis for work in works for axis in work.axes if axis not in cohort.at)
     return tuple(axes)
-
-
-def _axes(item: Item) -> tuple[str, ...]:
-    """The axes of a collective."""
-    work = item.collective if isinstance(item, Start) else item
-    return work.axes if isinstance(work, Collective) else ()

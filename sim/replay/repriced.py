@@ -42,8 +42,8 @@ class _Repricing:
         """Those of a cohort."""
         result, played, slower = NodeTimes(), self._played.nodes, self._slower(step.lanes[0])
         blocks = {
-            op.work: self._costs(step, op.work, step.in_period(ops))
-            for _, op, ops in op_index(step.cohort).works
+            op.work: self._costs(step, op.work, count)
+            for (_, op, _), count in zip(op_index(step.cohort).works, step.in_period, strict=True)
             if isinstance(op.work, Block)
         }
         result.blocks.append(list(blocks.values()))

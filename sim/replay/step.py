@@ -11,8 +11,8 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
-from functools import cached_property
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, NamedTuple, cast
 
@@ -118,7 +118,6 @@ class StepReplay:
         every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
         self.nodes = NodeTimes.joined(every)
         self._meetings = self._meet()
-        self._order = list(self.graph.nodes_in_order())
         self._periods = timeline.periods
         self._marks = [self._mark(timeline, number) for number in range(len(every))] if timeline.periods else []
 
@@ -137,23 +136,34 @@ class StepReplay:
         result: dict[int, Meeting] = {}
         for number, first in enumerate(self.graph.first[:-1]):
             for _, op, ops in op_index(self.program.cohorts[number]).works:
-                for node in (first + ops).tolist() if isinstance(op.work, Collective) else ():
-                    if node not in result:
-                        members = self.graph.together.get(node, [node])
-                        meeting = Meeting(members, self._groups(members, known))
-                        if meeting.groups or len(members) > 1:
-                            result |= dict.fromkeys(members, meeting)
+                if not isinstance(op.work, Collective):
+                    continue
+                alone = self._groups([(op.work, number)], known)  # of those to which no other cohort comes
+                for node in (first + ops).tolist():
+                    members = self.graph.together.get(node)
+                    if members is not None and node == members[0]:
+                        works = [(self._collective(each), self.graph.cohort(each)) for each in members]
+                        result |= dict.fromkeys(members, Meeting(members, self._groups(works, known)))
+                    elif members is None and alone is not None:
+                        result[node] = Meeting([node], alone)
         return result
 
-    def _groups(self, members: list[int], known: dict[Hashable, Groups | None]) -> Groups | None:
-        """The groups of nodes that meet."""
-        cohorts = [self.graph.cohort(node) for node in members]
-        works = [cast(Collective, self.graph.ops[node].work) for node in members]
+    def _collective(self, node: int) -> Collective:
+        cohort = self.graph.cohort(node)
+        return cast(Collective, self.program.cohorts[cohort].ops[node - self.graph.first[cohort]].work)
+
+    def _groups(self, works: list[tuple[Collective, int]], known: dict[Hashable, Groups | None]) -> Groups | None:
+        """The groups in which ranks meet, of the collectives of one or several cohorts."""
         # groups are numbered by the other coordinates: alike in cohorts that fix the same axes, unless they share their ranks
-        fixed = cohorts if self.program.allotments else [tuple(self.program.cohorts[cohort].at) for cohort in cohorts]
-        key = tuple((() if work.cohorts else work.axes, axes) for work, axes in zip(works, fixed, strict=True))
+        own = bool(self.program.allotments)
+        key = tuple(
+            [
+                (() if work.cohorts else work.axes, cohort if own else tuple(self.program.cohorts[cohort].at))
+                for work, cohort in works
+            ]
+        )
         if key not in known:
-            known[key] = Groups.of([self.places.groups(*each) for each in zip(works, cohorts, strict=True)])
+            known[key] = Groups.of([self.places.groups(*each) for each in works])
         return known[key]
 
     # -- times -----------------------------------------------------------------------------------------------------------
@@ -163,47 +173,66 @@ class StepReplay:
         those of each place; transfers: the factors of each collective and send.
         """
         graph, nodes, drawn, maximum = self.graph, self.nodes, self._drawn(kernels), np.maximum
-        before, launches, added, lasting, blocks = graph.before, nodes.launched, nodes.added, nodes.transfers, nodes.block
-        ends: list[Any] = [None] * len(before)
-        soonest = [0.0] * len(before)  # no place ends before
-        uses, meetings = graph.uses.copy(), self._meetings
-        for number in chain.from_iterable(self._marks):
-            uses[number] += 1
-        resumed: dict[int, Floats] | None = {} if nodes.held else None
-        for number in self._order:
-            ready, least = ORIGIN, 0.0
-            for awaited in before[number]:
-                ready = ends[awaited] if ready is ORIGIN else maximum(ready, ends[awaited])
+        lasting = [
+            seconds if block is None else drawn[block].busy for block, seconds in zip(nodes.block, nodes.transfers, strict=True)
+        ]
+        apart = self._late(drawn)
+        if transfers is not None:
+            apart.update(number for number, block in enumerate(nodes.block) if block is None)
+        marks: dict[int, Any] = dict.fromkeys(chain.from_iterable(self._marks))  # their ends
+        apart.update(self._meetings, nodes.added, marks)
+        ends: list[Any] = [ORIGIN] * graph.places
+        resumed, come = dict[int, Floats](), dict[int, Floats]()
+        for number, place, first, others in graph.turns:
+            ready = ends[first]
+            for awaited in others:
+                ready = maximum(ready, ends[awaited])
+            if number not in apart:
+                ends[place] = ready + lasting[number]
+                continue
+            launched, block = self._launched(number, ready, resumed), nodes.block[number]
+            if block is not None:  # the GPU or the host is through with it, whichever is later
+                end = maximum(ready + lasting[number], launched + drawn[block].critical) + nodes.added.get(number, 0.0)
+                ended: Iterable[tuple[int, Floats]] = [(number, end)]
+            else:
+                ended = self._start(number, maximum(ready, launched), come, transfers)
+            for each, end in ended:
+                ends[graph.place[each]] = end
+                if each in marks:
+                    marks[each] = end
+        through = [[ends[graph.place[number]] for number in last] for last in graph.last]
+        return Replayed(self.places, [reduce(maximum, each, ORIGIN) for each in through], self._further(marks, drawn))
+
+    def _late(self, drawn: dict[BlockTimes, _Drawn]) -> set[int]:
+        """Nodes that may start, or end, when their launch lets them."""
+        graph, nodes = self.graph, self.nodes
+        if nodes.held:
+            return set(range(graph.count))
+        soonest, late = [0.0] * graph.places, set[int]()  # no place ends before
+        for number, place, first, others in graph.turns:
+            least = soonest[first]
+            for awaited in others:
                 if soonest[awaited] > least:
                     least = soonest[awaited]
-                uses[awaited] -= 1
-                if not uses[awaited]:
-                    ends[awaited] = None  # its memory is for what comes
-            launched = launches[number] if resumed is None else self._launched(number, ready, resumed)
-            most = launched if isinstance(launched, float) else float(launched.max())
-            block = blocks[number]
+            block, launched = nodes.block[number], self._latest_launch[number]
             if block is not None:
                 times = drawn[block]
-                end = ready + times.busy
                 least += times.least
-                if most + times.late > least:  # the GPU or the host is through with it, whichever is later
-                    end = maximum(end, launched + times.critical)
-                if number in added:
-                    end, least = end + added[number], least + float(np.min(added[number]))
-                ends[number] = end
-            else:
-                if most > least:
-                    ready = maximum(ready, launched)
-                if number in meetings:
-                    ends[number] = ready
-                    self._start(meetings[number], number, ends, transfers)
-                else:
-                    ends[number] = ready + (lasting[number] if transfers is None else self._perturbed(number, number, transfers))
-            soonest[number] = least
-        return Replayed(self.places, self._through(ends), self._further(ends, drawn))
+                launched += times.late
+            if launched > least:
+                late.add(number)
+            if number in nodes.added:
+                least += float(np.min(nodes.added[number]))
+            soonest[place] = least
+        return late
 
-    def _further(self, ends: list[Floats], drawn: dict[BlockTimes, _Drawn]) -> Floats | float:
-        """What periods add that were not played."""
+    @cached_property
+    def _latest_launch(self) -> list[float]:
+        """By node, when it is launched on the place where that is latest."""
+        return [each if isinstance(each, float) else float(each.max()) for each in self.nodes.launched]
+
+    def _further(self, ends: dict[int, Floats], drawn: dict[BlockTimes, _Drawn]) -> Floats | float:
+        """What periods add that were not played. ends: of the nodes that mark periods."""
         if not self._marks:
             return 0.0
         computing = [sum((block.ops * drawn[block].busy for block in blocks), 0.0) for blocks in self.nodes.blocks]
@@ -212,18 +241,24 @@ class StepReplay:
         )
         return period.further(self._periods)
 
-    def _start(self, meeting: Meeting, node: int, ends: list[Any], transfers: Transfers | None) -> None:
-        """Start a collective whose nodes meet when the last of them is ready. ends: until then, when each is ready."""
-        members, groups = meeting
+    def _start(
+        self, node: int, ready: Floats, come: dict[int, Floats], transfers: Transfers | None
+    ) -> Iterator[tuple[int, Floats]]:
+        """Transfers that start when `node`, one of them, is ready: those that meet when the last is. come: when the nodes that
+        came before were ready.
+        """
+        members, groups = self._meetings.get(node) or Meeting([node], None)
+        come[node] = ready
         if node != members[-1]:
             return
-        starts = [ends[member] for member in members]
+        starts = [come.pop(member) for member in members]
         for member, start in zip(members, groups.latest(starts) if groups else starts, strict=True):
-            lasting = self.nodes.transfers[member] if transfers is None else self._perturbed(member, members[0], transfers)
-            ends[member] = start + lasting
+            yield member, start + self._lasting(member, members[0], transfers)
 
-    def _perturbed(self, node: int, first: int, transfers: Transfers) -> Column:
-        return self.nodes.transfers[node] * transfers(first, self.places.count)
+    def _lasting(self, node: int, first: int, transfers: Transfers | None) -> Column:
+        """Seconds of a transfer. first: of those that meet."""
+        usual = self.nodes.transfers[node]
+        return usual if transfers is None else usual * transfers(first, self.places.count)
 
     def _drawn(self, kernels: Factors | None) -> dict[BlockTimes, _Drawn]:
         """Blocks whose kernels take other times: see `times`."""
@@ -239,18 +274,10 @@ class StepReplay:
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
         """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
         graph = self.graph
+        if not self.nodes.held:
+            return self.nodes.launched[number]
         if number in graph.held_before:
             before = graph.held_before[number]
             resumed[number] = np.maximum(ready, (resumed[before] if before >= 0 else 0.0) + self.nodes.held[number])
         resumption = graph.resumption[number]
         return self.nodes.launched[number] + resumed[resumption] if resumption >= 0 else self.nodes.launched[number]
-
-    def _through(self, ends: list[Floats]) -> list[Floats]:
-        """By cohort, when each place has ended all of its ops."""
-        through = []
-        for last in self.graph.last:
-            most = ORIGIN
-            for number in last:
-                most = np.maximum(most, ends[number])
-            through.append(most)
-        return through

@@ -18,7 +18,7 @@ from sim.pricing.transfers.protocols import Shape
 from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
-from sim.program import SIDE_STREAM, Block, Collective, Join, Program, Send, SharedItems, Start
+from sim.program import SIDE_STREAM, Block, Collective, Program, Send
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology, Values
 
@@ -47,8 +47,6 @@ class CollectiveCosts(AlgorithmChoice):
         self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
         for member in prices.members:
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
-        self._inside: dict[SharedItems, tuple[Collective, ...]] = {}
-        self._beside: dict[SharedItems, dict[Collective, str]] = {}
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
         self._every: dict[tuple[Collective | Send, int], list[TransferCost]] = {}
         self._kinds_of: dict[tuple[Collective | Send, int], tuple[Choice, ...]] = {}
@@ -95,12 +93,10 @@ class CollectiveCosts(AlgorithmChoice):
                 if not isinstance(op_work, Block):
                     yield op_work, number, ""
                     continue
-                streams: dict[Collective, str] | None = None
-                for _, work in self.collectives_of(op_work):
+                for _, work in op_work.collectives:
                     if work not in inside:
                         inside.add(work)
-                        streams = self.streams_of(op_work) if streams is None else streams
-                        yield work, number, streams.get(work, SIDE_STREAM)
+                        yield work, number, op_work.beside.get(work, SIDE_STREAM)
 
     def siblings(self, work: Collective | Send, cohort: int) -> Traffic:
         """All groups of `work`, by no algorithm yet."""
@@ -254,30 +250,6 @@ class CollectiveCosts(AlgorithmChoice):
                 kind[list(choice.traffic.groups)] = number
             memberships[group.tobytes(), kind.tobytes()] = Membership(group, kind)
         return lanes(list(memberships.values()), unlike, most)
-
-    def collectives_of(self, block: Block) -> Iterator[tuple[int, Collective]]:
-        """The collectives of a block, each with how often it runs."""
-        for times, items in block.runs:
-            for work in self._collectives_in(items):
-                yield times, work
-
-    def streams_of(self, block: Block) -> dict[Collective, str]:
-        """The stream of each collective that a block starts beside, by its object."""
-        streams: dict[Collective, str] = {}
-        for _, items in block.runs:
-            beside = self._beside.get(items)
-            if beside is None:
-                starts = (item for item in items if isinstance(item, Start))
-                beside = self._beside[items] = {start.collective: start.stream for start in starts}
-            streams |= beside
-        return streams
-
-    def _collectives_in(self, items: SharedItems) -> tuple[Collective, ...]:
-        collectives = self._inside.get(items)
-        if collectives is None:
-            works = (item.collective if isinstance(item, Start) else item for item in items if not isinstance(item, Join))
-            collectives = self._inside[items] = tuple(work for work in works if isinstance(work, Collective))
-        return collectives
 
 
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:

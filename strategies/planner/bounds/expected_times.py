@@ -28,11 +28,10 @@ from typing import NamedTuple
 import numpy as np
 
 from sim.grid import Grid
-from sim.pricing.op_costs import OpCosts
+from sim.pricing.op_costs import FACTOR, OpCosts
 from sim.pricing.prices import Prices
 from sim.program import Block, Collective, Start
 from sim.replay.draws import slowest_of_places
-from sim.replay.node_times import FACTOR
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.layer_cost_table import PHASES, SPLIT, Floats, Ids, Kind, priced_on, summed

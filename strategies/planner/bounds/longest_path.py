@@ -125,7 +125,7 @@ def _busy(program: Program, number: int, pricing: OfOne) -> Values:
     """Seconds of communication of each rank of a stage, with nothing in its way."""
     counts = dict[Collective | Send, float]()
     for op in program.cohorts[number].ops:
-        inside_blocks = pricing.collectives_of(op.work) if isinstance(op.work, Block) else []
+        inside_blocks = op.work.collectives if isinstance(op.work, Block) else []
         for times, work in (*inside_blocks, *([(1, op.work)] if isinstance(op.work, Collective) and not op.work.cohorts else [])):
             counts[work] = counts.get(work, 0.0) + times
     none: Values = np.zeros(program.grid.world // len(program.cohorts))
@@ -191,15 +191,15 @@ def _longest(program: Program, seconds: list[Seconds]) -> float:
 def _longest_drawn(program: Program, seconds: list[dict[Work, Floats | float]]) -> Floats:
     """When the last op ends in each draw."""
     graph = program_graph(program)
-    cohort = np.repeat(np.arange(len(program.cohorts)), np.diff(graph.first)).tolist()
-    ends: list[Any] = [None] * len(graph.ops)
+    cohort = [number for number, each in enumerate(program.cohorts) for _ in each.ops]
+    works = [op.work for each in program.cohorts for op in each.ops]
+    ends: list[Any] = [0.0] * graph.places
     latest = np.zeros(1)
-    for number in graph.nodes_in_order():
-        before = graph.before[number]
-        start = ends[before[0]] if before else 0.0
-        for other in before[1:]:
+    for number, place, first, others in graph.turns:
+        start = ends[first]
+        for other in others:
             start = np.maximum(start, ends[other])
-        ends[number] = start + seconds[cohort[number]][graph.ops[number].work]
+        ends[place] = start + seconds[cohort[number]][works[number]]
     for number in chain.from_iterable(graph.last):
-        latest = np.maximum(latest, ends[number])
+        latest = np.maximum(latest, ends[graph.place[number]])
     return latest

@@ -136,7 +136,8 @@ class OfOne(OpCosts):
     def of(self, index: int) -> Self:
         """Prices of rank number `index` of each cohort."""
         other = copy(self)
-        other.index, other._blocks, other._runs, other._own = index, {}, {}, {}
+        other.index, other._own = index, {}
+        other._forget()
         return other
 
     def collective(self, work: Collective | Send, cohort: int, group: int = -1) -> TransferCost:
