@@ -36,6 +36,12 @@ class Reader:
         """Name keys of a family that change neither parameters nor matrix products of the main model: they may be ignored."""
         self.known |= set(keys)
 
+    def only(self, **expected: Any) -> None:
+        """What all models of a family are, where files say it nevertheless. Raises UserError where one says otherwise."""
+        for key, known in expected.items():
+            if (value := self.value(key)) not in (None, known):
+                raise UserError(f"{self.where}: {key}={shown(value)} is not read: known models of this type have {shown(known)}")
+
     def integer(self, key: str, absent: int | None = None) -> int:
         """A positive whole number that the file must have unless there is a default. Raises UserError when it is absent or
         something else.

@@ -78,4 +78,6 @@ def exaone(config: Reader) -> dict[str, Any]:
 @model_type("hunyuan_v1_dense")
 def hunyuan(config: Reader) -> dict[str, Any]:
     """Hunyuan, dense: Llama with norms of queries and keys."""
+    config.only(use_cla=False, use_qk_norm=True)
+    config.harmless("cla_share_factor", "class_num", "dense_list", "enable_lm_head_fp32", "org_vocab_size")
     return llama(config) | {"qk_norm": True}

@@ -17,7 +17,9 @@ def ernie_mixture(config: Reader) -> dict[str, Any]:
     if bias:
         raise UserError(f"{config.where}: use_bias=true is not read of a mixture: experts have none, and other matrices have")
     fields = llama_like(config, tied=True) | grouped_heads(config, kv_heads=4)
-    config.harmless("moe_norm_min", "moe_num_experts_per_tok", "moe_use_aux_free")
+    config.harmless(
+        "moe_norm_min", "moe_num_experts_per_tok", "moe_use_aux_free", "moe_capacity", "moe_gate", "num_nextn_predict_layers"
+    )
     first, last = config.optional("moe_layer_start_index", 1) or 0, config.value("moe_layer_end_index", 27)
     every, layers = config.optional("moe_layer_interval", 1) or 1, fields["layers"]
     if not isinstance(last, int) or isinstance(last, bool):
@@ -62,6 +64,8 @@ def minimax(config: Reader) -> dict[str, Any]:
     """MiniMax M2: norms of queries and keys over all heads, positions of half of each head."""
     config.harmless("num_mtp_modules", "mtp_transformer_layers", "use_mtp", "attn_type_list", "shared_intermediate_size")
     config.harmless("use_qk_norm", "qk_norm_type", "shared_moe_mode", "layernorm_full_attention_beta", "layernorm_mlp_beta")
+    config.harmless("layernorm_linear_attention_beta", "mlp_intermediate_size")  # of MiniMax M1's layers
+    config.harmless("use_routing_bias")  # a buffer of the class
     fields = llama_like(config) | grouped_heads(config, kv_heads=8, head_dim=128) | {"qk_norm": "whole"}
     experts, chosen = config.optional("num_local_experts", 256), config.optional("num_experts_per_tok", 8)
     fields |= {"experts": {"experts": experts, "chosen": chosen, "ffn": fields["ffn"]}}

@@ -21,6 +21,7 @@ def phi(config: Reader) -> dict[str, Any]:
 def phi3(config: Reader) -> dict[str, Any]:
     """Phi 3, 3.5 and 4: queries, keys and values are one matrix, and so are gate and up."""
     fields = llama_like(config) | grouped_heads(config) | {"dropout": config.rate("resid_pdrop")}
+    config.only(full_attn_mod=1)  # every layer attends alike (Phi-4-mini)
     window = config.optional("sliding_window")
     return fields | partial_rotary(config, fields, 1.0) | ({"window": window} if window else {})
 

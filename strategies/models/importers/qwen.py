@@ -44,6 +44,7 @@ def qwen2_moe(config: Reader) -> dict[str, Any]:
 @model_type("qwen3_moe")
 def qwen3_moe(config: Reader) -> dict[str, Any]:
     """Qwen 3 MoE: no shared expert; `intermediate_size` is that of dense layers, which the released models do not have."""
+    config.only(use_qk_norm=True, qkv_bias=False)  # Qwen3-Coder says so
     bias = config.flag("attention_bias", False)
     fields = llama_like(config) | grouped_heads(config, kv_heads=4) | {"attention_bias": bias, "output_bias": bias}
     return fields | {"qk_norm": True} | _mixture(config, fields["layers"], 128, 8, 768, {})

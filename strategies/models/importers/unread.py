@@ -121,6 +121,8 @@ ALIASES = (
     frozenset({"hidden_size", "n_embd", "d_model", "dim"}),
     frozenset({"num_attention_heads", "n_head", "n_heads", "num_heads"}),
     frozenset({"intermediate_size", "n_inner", "d_ff", "ffn_dim", "ffn_hidden_size"}),
+    frozenset({"head_dim", "attention_head_dim"}),
+    frozenset({"sliding_window", "sliding_window_size"}),
 )
 
 

@@ -296,3 +296,55 @@ def test_smollm3_has_no_positions_in_every_fourth_layer_unless_it_says_otherwise
     file.write_text(json.dumps(config))
     published, _ = load_model("tests/data/models/smollm3-3b.json")
     assert load_model(str(file))[0].model_dump(exclude={"name"}) == published.model_dump(exclude={"name"})
+
+
+SAID = [  # keys of files as they are published, and one that says otherwise
+    ("gemma-2-9b", {"sliding_window_size": 4096}, {"sliding_window_size": 1024}),  # google/gemma-2-9b
+    ("phi-3-mini", {"full_attn_mod": 1, "interpolate_factor": 1, "mlp_bias": False}, {"full_attn_mod": 2}),  # Phi-4-mini
+    ("qwen3-30b-a3b", {"use_qk_norm": True, "qkv_bias": False}, {"use_qk_norm": False}),  # Qwen3-Coder-480B-A35B
+]
+
+
+@pytest.mark.parametrize(("name", "said", "otherwise"), SAID, ids=[name for name, *_ in SAID])
+def test_what_published_files_say_of_all_models_of_their_type(
+    name: str, said: dict[str, Any], otherwise: dict[str, Any], tmp_path: Path
+) -> None:
+    """It changes no parameter; another value is no model that is known, and refused by its name."""
+    assert hugging_face(tmp_path, name, **said)[0].parameters == HUB[name]
+    with pytest.raises(UserError, match=f"{next(iter(otherwise))}="):
+        hugging_face(tmp_path, name, **said | otherwise)
+
+
+def test_a_published_file_of_minimax_m2(tmp_path: Path) -> None:
+    """Its keys as MiniMaxAI/MiniMax-M2 has them; 62 layers of 256 experts of which 8 are chosen: 229 billion parameters."""
+    data: dict[str, Any] = {
+        "model_type": "minimax_m2",
+        "architectures": ["MiniMaxM2ForCausalLM"],
+        "attn_type_list": [1] * 62,
+        "head_dim": 128,
+        "hidden_size": 3072,
+        "intermediate_size": 1536,
+        "max_position_embeddings": 196608,
+        "mtp_transformer_layers": 1,
+        "num_attention_heads": 48,
+        "num_experts_per_tok": 8,
+        "num_hidden_layers": 62,
+        "num_key_value_heads": 8,
+        "num_local_experts": 256,
+        "num_mtp_modules": 3,
+        "qk_norm_type": "per_layer",
+        "rotary_dim": 64,
+        "scoring_func": "sigmoid",
+        "shared_intermediate_size": 0,
+        "tie_word_embeddings": False,
+        "use_mtp": True,
+        "use_qk_norm": True,
+        "use_routing_bias": True,
+        "vocab_size": 200064,
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(data))
+    model = load_model(str(path))[0]
+    attention = 3072 * (48 + 2 * 8) * 128 + 48 * 128 * 3072 + (48 + 8) * 128
+    layer = attention + 2 * 3072 + 256 * (3072 + 3 * 3072 * 1536)
+    assert model.parameters == 62 * layer + 2 * 200064 * 3072 + 3072
