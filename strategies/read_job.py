@@ -131,7 +131,8 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     if model.module is not None and cluster.gpus > plan.pp and structure_of(model.module).synchronises:
         plan = plan.model_copy(update={"sync_norm": True})  # as its SyncBatchNorms do
     plan, computing = with_precision(plan, cluster.gpu_kinds)
-    plan, batch = with_batch(plan, cluster.gpus, framework=bool(settings))
+    of = "samples" if plan.sequence_of(model) == 1 else "sequences"
+    plan, batch = with_batch(plan, cluster.gpus, bool(settings), of)
     name = base["name"] or (Path(path).stem if path else model.name)
     remarks = (*batch, *computing, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
     effects = read_effects(base["effects"], f"{where}: effects")

@@ -13,12 +13,12 @@ PER_GPU = 4  # sequences
 PRECISIONS = ("bf16", "fp16", "fp32")  # the first that all GPUs compute in
 
 
-def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tuple[str, ...]]:
+def with_batch(plan: Plan, gpus: int, framework: bool = False, of: str = "sequences") -> tuple[Plan, tuple[str, ...]]:
     """The plan with a global batch, and what is to be said of it.
 
     Where neither `global_batch` nor `accumulation` nor a schedule that was written down says it, it is PER_GPU sequences for each
     GPU, rounded up to whole microbatches of all dp ranks. framework: the plan is of a framework's settings, where it is then one
-    microbatch of each dp rank (DeepSpeed, Megatron-LM, torchtitan, accelerate).
+    microbatch of each dp rank (DeepSpeed, Megatron-LM, torchtitan, accelerate). of: what is in a batch, in words.
     """
     if plan.global_batch or plan.accumulation or plan.microbatches_per_replica or schedules[plan.schedule].microbatches:
         return plan, ()
@@ -30,7 +30,7 @@ def with_batch(plan: Plan, gpus: int, framework: bool = False) -> tuple[Plan, tu
     batch = whole * math.ceil(PER_GPU * gpus / whole)
     least = "" if batch == PER_GPU * gpus else "at least "  # whole microbatches may be more
     remark = f"{least}{PER_GPU} for each GPU; plan.global_batch or plan.accumulation says otherwise"
-    return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} sequences by default, {remark}",)
+    return plan.model_copy(update={"global_batch": batch}), (f"global_batch: {batch:,} {of} by default, {remark}",)
 
 
 def with_precision(plan: Plan, gpus: Collection[Gpu]) -> tuple[Plan, tuple[str, ...]]:

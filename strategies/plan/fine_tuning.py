@@ -41,7 +41,21 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
     "mlp": ("linear_fc1", "linear_fc2"),
     "alllinear": ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2"),
 }
-SHOWN = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", *FUSED, "linear_proj", "linear_fc2")
+SHOWN = (
+    "all-linear",
+    "attention",
+    "mlp",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "o_proj",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    *FUSED,
+    "linear_proj",
+    "linear_fc2",
+)
 
 
 NAMES: Mapping[str, str] = {  # folded names of PEFT, bitsandbytes and NeMo -> field
