@@ -250,7 +250,8 @@ class Model(ModelFields):
         delta rules Megatron-LM's count is taken. sequence: of the encoder where there are two; the decoder's are `targets`.
         """
         if self.module is not None:
-            return batch * sum(op.flops for op in structure_of(self.module).ops if not op.backward)
+            trace = structure_of(self.module)
+            return batch * sum(op.flops for op in trace.ops if not op.backward) / trace.samples
         tokens, targets = batch * sequence, batch * (self.targets or sequence)
         weights, attention, scans = 0, 0.0, 0.0
         for layer, count in (*self.layer_kinds, (self.layers - 1, self.mtp)):

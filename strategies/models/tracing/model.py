@@ -24,7 +24,7 @@ def traced_model(source: Any, given: Any, name: str | None = None, parallelize: 
     module = module_of(source, given, parallelize)
     trace = structure_of(module)
     tokens = module.input[0].shape[0] if len(module.input[0].shape) == 1 and module.input[0].dtype != "float" else 1
-    handed_on = max(trace.boundaries) / 2  # elements of 16 bits
+    handed_on = max(trace.boundaries) / 2 / trace.samples  # elements of 16 bits
     if trace.frozen.issuperset(trace.parameters):
         raise UserError(f"model {module.source}: has no parameters to train")
     fields = {

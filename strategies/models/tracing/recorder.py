@@ -47,7 +47,9 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
                 if tp > 1:  # DTensor finds how operators are cut by running them whole, once
                     _Recorder(own, blocks, sample, fused_attention).run()
                     own.zero_grad()
-                return _Recorder(own, blocks, sample, fused_attention).run()
+                trace = _Recorder(own, blocks, sample, fused_attention).run()
+                trace.samples = batch
+                return trace
     except UserError:
         raise
     except Exception as error:
@@ -61,6 +63,8 @@ def record(module: Module, batch: int, precision: str, fused_attention: bool, tp
             hint = "; precision=fp32 may do, where operators know no 16 bits"
         elif isinstance(error, TypeError | IndexError | KeyError) and "str" in why:
             hint = "; inputs are tensors: give a dict's by name to a module of yours that makes the dict"
+        if "more than 1 value per channel" in why:
+            hint = "; a batch normalisation has one number of each channel: take more samples, as plan.microbatch=2"
         if re.search(r"missing \d+ required positional|specify|must be provided|cannot be `?None", why):
             hint = "; other inputs have names, as --input 96:int64,decoder_input_ids=32:int64"
         raise UserError(f"model {module.source}: its passes on --input {sizes} failed: {why}{hint}") from error

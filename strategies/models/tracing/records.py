@@ -99,6 +99,7 @@ class Trace:
     boundaries: list[float] = field(default_factory=list)  # bytes of each block's inputs
     handed_on: list[float] = field(default_factory=list)  # bytes of what is made before each block and read in it or after it
     kept_inputs: list[str] = field(default_factory=list)  # by block: the name under which its input is kept, or ""
+    samples: int = 1  # of the microbatch
     loss: str = ""  # how a loss was made of the output
     result: float = 0.0  # bytes of all tensors that the module returns
     frozen: frozenset[str] = frozenset()  # parameters that require no gradient

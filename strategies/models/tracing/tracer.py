@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from functools import lru_cache
+from itertools import product
 
 from strategies.models.tracing.records import Module, Trace
 from topologies.reading import UserError
@@ -16,12 +17,15 @@ def trace_of(module: Module, batch: int, precision: str, fused_attention: bool =
 
 @lru_cache(maxsize=64)
 def structure_of(module: Module) -> Trace:
-    """The trace of one sample, whatever the precision: in bf16, or in fp32 where operators know no other. Raises UserError."""
+    """The trace of one sample, whatever the precision: in bf16, or in fp32 where operators know no other; of two where one alone
+    cannot be trained on, as a batch normalisation of single numbers cannot. Raises UserError.
+    """
     try:
         return trace_of(module, 1, "bf16")
     except UserError as error:
-        with suppress(UserError):
-            return trace_of(module, 1, "fp32")
+        for batch, precision in product((1, 2), ("bf16", "fp32")):
+            with suppress(UserError):
+                return trace_of(module, batch, precision)
         raise error
 
 

@@ -430,6 +430,18 @@ def test_the_loss_begins_the_backward_pass_and_a_pipeline_keeps_what_it_returns(
     assert other == pytest.approx(one, rel=1e-5)
 
 
+def test_a_module_that_cannot_be_trained_on_one_sample() -> None:
+    """ResNet-18 makes one number a channel of an image of CIFAR's size, of which PyTorch normalises no batch of one."""
+    resnet = "examples/modules/resnet.py:resnet18"
+    small, large = (job(resnet, f"3x{size}x{size}", microbatch=4, kernels="torch") for size in (32, 64))
+    assert small.model.parameters == large.model.parameters
+    one, four = (each.model.forward_flops(4, 1, False) for each in (small, large))
+    assert 4 * one - four == 3 * 4 * 2 * 512 * 1000  # all but the last matrix has four times as many places
+    assert summarise(simulate(small)).step_seconds < summarise(simulate(large)).step_seconds
+    with pytest.raises(UserError, match=r"more than 1 value per channel.*: take more samples, as plan.microbatch=2"):
+        simulate(job(resnet, "3x32x32", microbatch=1))
+
+
 def test_a_module_itself_and_a_job_file(file: Path, tmp_path: Path) -> None:
     from torch import nn
 
