@@ -120,7 +120,7 @@ def chunks(setup: Setup) -> list[Chunk]:
 def _traced(setup: Setup, group: Any) -> Traced:
     """A module of the user's own; group: of ranks over which batch normalisations are synchronised, None: one has all samples."""
     assert setup.job.model.module is not None
-    net = Traced(setup.job.model.module, setup.plan.precision, torch.float64 if setup.exact else torch.float32)
+    net = Traced(setup.job.model.module, torch.float64 if setup.exact else torch.float32)
     if setup.plan.sync_norm and setup.resolved.copies > 1:
         synchronise(net, group, setup.device)
     return net

@@ -18,7 +18,7 @@ from calibration.execute.model import SEED
 from strategies.models.tracing.losses import loss_of
 from strategies.models.tracing.recorder import INPUTS, built
 from strategies.models.tracing.records import Module, Trace
-from strategies.models.tracing.tracer import structure_of, trace_of
+from strategies.models.tracing.tracer import structure_of
 
 
 class Inputs:
@@ -84,11 +84,11 @@ class Traced(nn.Module):
     tied = False  # parameters that it shares are its own matter: it is whole on every rank
     loss = staticmethod(loss)
 
-    def __init__(self, module: Module, precision: str, dtype: torch.dtype) -> None:
+    def __init__(self, module: Module, dtype: torch.dtype) -> None:
         super().__init__()
         torch.manual_seed(SEED)
         self.net = built(module, torch.float32, "cpu").to(dtype)
-        self.trace: Trace = trace_of(module, 1, precision)
+        self.trace: Trace = structure_of(module)
 
     def forward(self, x: Inputs) -> Any:
         """A microbatch to what the module returns."""

@@ -437,7 +437,6 @@ def test_a_module_that_cannot_be_trained_on_one_sample() -> None:
     assert small.model.parameters == large.model.parameters
     one, four = (each.model.forward_flops(4, 1, False) for each in (small, large))
     assert 4 * one - four == 3 * 4 * 2 * 512 * 1000  # all but the last matrix has four times as many places
-    assert summarise(simulate(small)).step_seconds < summarise(simulate(large)).step_seconds
     with pytest.raises(UserError, match=r"more than 1 value per channel.*: take more samples, as plan.microbatch=2"):
         simulate(job(resnet, "3x32x32", microbatch=1))
 
