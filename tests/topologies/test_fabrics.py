@@ -247,6 +247,23 @@ def test_dragonfly_routes_are_walks_over_cables_with_two_ends(groups: int) -> No
     assert len(ends) == groups * (groups - 1) * per_pair
 
 
+def test_adaptive_routing_has_all_links_of_a_router_or_a_group() -> None:
+    """p = h = 2, a = 4: three local links of 1 GB/s out of a router, eight global ones out of a group; half of their latency each
+    where a router's link is between two, and a global one is a hop out and a hop in.
+    """
+    topology = dragonfly(2, 3, adaptive=True).topology()
+    ways = {end: [name for name in route(topology, 0, end) if name.startswith("group")] for end in (1, 2, 8)}
+    assert ways[1] == []
+    assert ways[2] == ["group 0 router 0 out", "group 0 router 1 in"]
+    assert ways[8] == ["group 0 router 0 out", "group 0 global out", "group 1 global in", "group 1 router 0 in"]
+    rates = {topology.name(link): float(topology.capacity(np.array([link]))[0]) for link in range(topology.links)}
+    assert (rates["group 0 router 0 out"], rates["group 1 global in"]) == (3e9, 8e9)
+    assert len(rates) == topology.links
+    minimal = dragonfly(2, 3).topology()
+    to = np.arange(8, 16)  # every node of a group to one of the next: four cables between them carry two each
+    assert rate_of_slowest(topology, topology.routes(to - 8, to)) > rate_of_slowest(minimal, minimal.routes(to - 8, to))
+
+
 def test_too_many_groups_are_refused() -> None:
     with pytest.raises(
         UserError, match=r"hosts: fabric.global_links=2 on routers=4 reach 8 other groups, but nodes=80 .* 10 groups"

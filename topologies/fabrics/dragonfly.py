@@ -6,6 +6,8 @@ groups and a·p·(a·h + 1) terminals; balanced when a = 2p = 2h. Example: p = h
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 from pydantic import Field
 
@@ -28,19 +30,57 @@ class Dragonfly(Fabric):
     global_links: int = Field(ge=1, le=4096)  # of a router
     link: BytesPerSecond = Field(gt=0)  # between two routers of a group
     global_link: BytesPerSecond = Field(gt=0)  # one global link
+    adaptive: bool = False  # traffic takes other routers where the shortest way is busy, as Slingshot's switches have it
 
     def backbone(self, node: Node, nodes: int) -> Backbone:
-        """Minimal routing, nothing spread over other routers when links are full (as adaptive routing does): to the router with a
-        link to the other group, across, and to the router of the receiver.
-
-        Parallel links between two groups are taken in turns, by the numbers of the two nodes and rails.
-        """
+        """Links of a fabric of enough groups for so many nodes."""
         a, h = self.routers, self.global_links
         groups = -(-nodes // (self.router_nodes * a))
         if groups > a * h + 1:
             reach = f"fabric.global_links={h} on routers={a} reach {a * h} other groups"
             raise ValueError(f"{reach}, but nodes={nodes} at router_nodes={self.router_nodes} make {groups} groups")
-        local = groups * a * (a - 1) if nodes > self.router_nodes else 0
+        if nodes <= self.router_nodes:
+            return Backbone((), lambda start, end: np.full((len(start.node), 0), -1, dtype=np.int64))
+        return self._spread(groups) if self.adaptive else self._minimal(groups)
+
+    def _spread(self, groups: int) -> Backbone:
+        """Adaptive routing (De Sensi et al. 2020, arXiv:2008.08886, section II-D): packets take other routers and groups on their
+        way where the shortest is busy. So all local links out of a router are one, and all into it, as are all global links out
+        of a group and into it. Where all routers send to one other each, ways are twice as long, and half of that can be had;
+        that is left out.
+        """
+        a, h = self.routers, self.global_links
+        routers, hop = groups * a, self.hop_latency
+
+        def routes(start: End, end: End) -> Ids:
+            first, last = start.node // self.router_nodes, end.node // self.router_nodes
+            here, there = first // a, last // a
+            leave, arrive = (np.where(first == last, -1, way) for way in (first, routers + last))
+            across = [np.where(here == there, -1, 2 * routers + way) for way in (here, groups + there)]
+            return pack(np.stack((leave, *across, arrive), axis=1))
+
+        def router(way: str) -> Callable[[int], str]:
+            return lambda number: f"group {number // a} router {number % a} {way}"
+
+        def group(way: str) -> Callable[[int], str]:
+            return lambda number: f"group {number} global {way}"
+
+        beyond, local, wide = groups if groups > 1 else 0, (a - 1) * self.link, a * h * self.global_link
+        ranges = (
+            LinkRange("spine", routers, local, hop / 2, router("out")),
+            LinkRange("spine", routers, local, hop / 2, router("in")),
+            LinkRange("spine", beyond, wide, hop, group("out")),
+            LinkRange("spine", beyond, wide, hop, group("in")),
+        )
+        return Backbone(ranges, routes)
+
+    def _minimal(self, groups: int) -> Backbone:
+        """Minimal routing: to the router with a link to the other group, across, and to the router of the receiver.
+
+        Parallel links between two groups are taken in turns, by the numbers of the two nodes and rails.
+        """
+        a, h = self.routers, self.global_links
+        local = groups * a * (a - 1)
 
         def routes(start: End, end: End) -> Ids:
             first, last = start.node // self.router_nodes, end.node // self.router_nodes
