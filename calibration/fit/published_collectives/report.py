@@ -8,15 +8,15 @@ sweep with nothing fitted. Sweeps that say nothing of the protocols are listed w
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from calibration.fit.published_collectives.fit import errors, inside, network, search, series, summary
-from calibration.fit.published_collectives.refit import fitted
-from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, sweep_rows, vtrain_rows
+from calibration.fit.published_collectives.fit import Array, errors, inside, network, search, series, summary
+from calibration.fit.published_collectives.refit import CLUSTERS, MOST, fitted
+from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, node_rows, sweep_rows, vtrain_rows
 from sim.collectives import offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile
@@ -44,6 +44,15 @@ MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, c
 }
 
 
+class Errors(NamedTuple):
+    """Relative errors of a sweep on a cluster."""
+
+    cluster: str
+    nodes: int
+    operation: str
+    off: Array
+
+
 class Line(NamedTuple):
     """One sweep: (median, 90th percentile) of held-out errors, or nan, and of the profile as it is shipped."""
 
@@ -52,6 +61,7 @@ class Line(NamedTuple):
     sizes: int
     heldout: tuple[float, float]
     shipped: tuple[float, float]
+    errors: Errors  # of the profile as it is shipped
 
 
 def lines(tables: Path) -> Iterator[Line]:
@@ -78,11 +88,33 @@ def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster) ->
         way = inside(profile, kinds) if first.nodes == 1 else network(profile, first.operation != "all_reduce")
         held = summary(_all(kept, cluster, fitted(*way, series(free, cluster, profile), cluster)))
     what = f"{first.nodes} × {cluster.name}, {first.operation} of {first.ranks}"
-    return Line(name, what, len({row.bytes for row in rows}), held, summary(_all(rows, cluster, profile)))
+    off = _all(rows, cluster, profile)
+    own = Errors(cluster.name, first.nodes, first.operation, off)
+    return Line(name, what, len({row.bytes for row in rows}), held, summary(off), own)
 
 
 def _all(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> Any:
     return np.concatenate(list(errors(rows, cluster, profile).values()))
+
+
+def tables_of_a_node(tables: Path) -> Iterator[Errors]:
+    """Of the tables that prices inside a node are fitted to, by operation: of the sizes that are kept out."""
+    for name, cluster in CLUSTERS.items():
+        kept = alternate(row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks))[1]
+        for operation in dict.fromkeys(row.operation for row in kept):
+            own = [row for row in kept if row.operation == operation]
+            yield Errors(cluster, 1, operation, _all(own, load_cluster(cluster), load_profile(name)))
+
+
+def by_machine(every: Iterable[Errors]) -> Iterator[tuple[str, int, float, float, float]]:
+    """(machine and operation, sizes, median and 90th percentile of absolute errors, mean error) of sweeps together."""
+    groups: dict[str, list[Array]] = {}
+    for each in every:
+        where = "one node" if each.nodes == 1 else "between nodes"
+        groups.setdefault(f"{each.cluster}, {where} | {each.operation}", []).append(each.off)
+    for what, parts in sorted(groups.items()):
+        off = np.concatenate(parts)
+        yield what, len(off), *summary(off), float(off.mean())
 
 
 def across(tables: Path) -> tuple[float, float]:
@@ -97,9 +129,13 @@ def across(tables: Path) -> tuple[float, float]:
 def main(tables: Path) -> None:
     """Print the report as a table in Markdown."""
     print("| sweep | what | sizes | held out: median | p90 | as shipped: median | p90 |\n|---|---|--:|--:|--:|--:|--:|")
-    for line in lines(tables):
+    every = list(lines(tables))
+    for line in every:
         figures = " | ".join("" if value != value else f"{100 * value:.1f} %" for value in (*line.heldout, *line.shipped))
         print(f"| {line.name} | {line.what} | {line.sizes} | {figures} |")
+    print("\n| machine | operation | sizes | median | p90 | mean |\n|---|---|--:|--:|--:|--:|")
+    for what, sizes, *shares in by_machine([*(line.errors for line in every), *tables_of_a_node(tables)]):
+        print(f"| {what} | {sizes} |", " | ".join(f"{100 * share:.1f} %" for share in shares), "|")
     print("\nvTrain's A100, 4 GPUs predicted from 2 and 8: median {:.1%}, 90th percentile {:.1%}".format(*across(tables)))
     print("\nNot used:", "; ".join(f"{sweep} ({why})" for sweep, why in EXCLUDED.items()))
 
