@@ -110,6 +110,8 @@ class AttentionCurve(Config):
         0.8, ge=1e-3, le=1e3
     )  # rate of the backward pass (2.5 times the FLOPs) over that of the forward pass, `fixed` apart
     ordered: Ordered | None = None  # None: as FlashAttention-2, `ordered_stretch`
+    gpu: str = ""  # catalogue name of the GPU that it was measured on, where that is not the profile's
+    sustained: Fraction = 1.0  # part of its rate that the power limit of that GPU leaves
 
 
 class Fp8Attention(Config):

@@ -54,6 +54,7 @@ from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Collective, Kernel, Send
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster_files import gpu_names, load_gpu
 from topologies.documents.units import Bytes, BytesPerSecond, Seconds
+from topologies.hardware import AT
 from topologies.links.topology import kind_of_link
 from topologies.reading import Config, UserError, nearest
 
@@ -107,6 +108,7 @@ class Profile(Config):
     gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
     forward: dict[str, GemmCurve] = Field(default_factory=dict)  # the same of forward passes, where they were fitted apart
     attention: AttentionCurve
+    attention_of: dict[str, AttentionCurve] = Field(default_factory=dict)  # instead, by catalogue name of a GPU that it serves
     older: dict[str, AttentionCurve] = Field(default_factory=dict)  # earlier fused kernels, by `Kernel.variant`
     fp8_attention: Fp8Attention | None = None  # None: kernels in fp8 have no price
     memory: MemoryCurve
@@ -188,7 +190,7 @@ class Prices:
         self.profile = profile
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
-        self._shares, self._watts = _power_shares(profile, gpu)
+        self._shares, self._watts = _power_shares(profile.gpu, gpu)
         self.seconds = lru_cache(maxsize=65536)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
@@ -302,14 +304,14 @@ class Prices:
         return seconds
 
     def _attention(self, kernel: Kernel) -> float:
-        curve = self.profile.older.get(kernel.variant) if kernel.variant else self.profile.attention
-        if curve is None and kernel.variant == SDPA:
-            curve = self.profile.attention
+        curve = self.profile.older.get(kernel.variant)
+        if curve is None and kernel.variant in ("", SDPA):
+            curve = self.profile.attention_of.get(self.gpu.name.partition(AT)[0], self.profile.attention)
         if curve is None:
             raise UserError(f"attention={kernel.variant}: profile '{self.profile.name}' has no price of it{_has(self.profile)}")
         dtype, faster = ("bf16", self._fp8_attention(kernel)) if kernel.dtype == "fp8" else (kernel.dtype, 1.0)
-        share = self._shares.get(dtype, 1.0)
-        slower = min(1.0, share * self._watts**self.profile.throttling)  # it was measured at the limit, or near it
+        shares, watts = _power_shares(curve.gpu, self.gpu) if curve.gpu else (self._shares, self._watts)
+        slower = min(1.0, curve.sustained * shares.get(dtype, 1.0) * watts**self.profile.throttling)
         peak = self._peak(dtype) * slower
         forward: float = attention_seconds(curve, peak, self._sms, kernel.shape)
         arithmetic = (attention_backward_seconds(curve, forward) if kernel.kind == "attention_backward" else forward) / faster
@@ -360,13 +362,13 @@ def _has(profile: Profile) -> str:
     return f", only of {', '.join(profile.older)}" if profile.older else ""
 
 
-def _power_shares(profile: Profile, gpu: Hardware) -> tuple[dict[str, float], float]:
+def _power_shares(measured: str, gpu: Hardware) -> tuple[dict[str, float], float]:
     """By dtype, FLOPs per multiprocessor and clock of the measured GPU over `gpu`'s; watts per multiprocessor of `gpu` over the
     measured GPU's. Nothing and 1 where either's limit is not known.
     """
-    if not (gpu.power and gpu.sms) or profile.gpu not in gpu_names():
+    if not (gpu.power and gpu.sms) or measured not in gpu_names():
         return {}, 1.0
-    other = _catalogued(profile.gpu)
+    other = _catalogued(measured)
     same = [dtype for dtype in other.peak if dtype in gpu.peak]
     if not (other.power and other.sms and same):
         return {}, 1.0

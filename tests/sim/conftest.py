@@ -23,6 +23,7 @@ class Gpu(NamedTuple):
     memory_bandwidth: float
     sms: int
     power: float = 0.0
+    name: str = "unknown"
 
 
 def prices(name: str) -> Prices:

@@ -4,8 +4,8 @@
 those of github.com/NVIDIA/cudnn-frontend (MIT) benchmark/attention_training/results/llama3.1, h200 at 816ea4573a68 and gb200 at
 d6d35d692753, backend cudnn: causal, two sequences, 64 heads of 128 with 8 of keys and values. Kernels by themselves, without the
 casts around them. On Hopper the backward pass in fp8 leaves nothing out behind the mask: it takes as long without one, and longer
-than in 16 bits. A GB300's, which have their own exponentials, gain more (1.5 forward, 1.2 backward at 8,192 keys) and are not
-written: its 16-bit kernels have a B200's price.
+than in 16 bits. A GB300's, whose exponentials are faster, gain more (1.5 forward, 1.2 backward at 8,192 keys), which is not
+written: a profile has one gain of all of its GPUs.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ NAMES = {"bf16": "bfloat16", "fp8": "fp8"}
 POWER = ("h200", "b200")  # profiles with a table of products at the power limit beside it
 SUSTAINED = {"a100": 257e12}  # FLOP/s of m = n = k = 8192 over and over, operands normally distributed: see `gemm_fit.nearest`
 NORMAL = {"b200": "B200"}  # profile -> GPU whose products had normally distributed operands: see `normal_products`
+TRAINED = ("b200",)  # profiles whose attention is fitted to kernels of training: training_attention.py
 SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
 
 
@@ -47,12 +48,10 @@ def tidy(value: float, unit: str = "") -> float | str:
 
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
-    data = {name: value for name, value in curve.model_dump().items() if value is not None}
-    for optional in ("aligned", "early"):
-        if not data.get(optional):
-            data.pop(optional, None)
-    if data.get("batched") == 1:
-        data.pop("batched")
+    usual: dict[str, Any] = {"aligned": {}, "early": {}, "batched": 1}
+    if isinstance(curve, AttentionCurve):
+        usual = {"gpu": "", "sustained": 1, "ordered": None}
+    data = {name: value for name, value in curve.model_dump().items() if name not in usual or value != usual[name]}
     for name, value in data.items():
         if name == "tiles":
             data[name] = [tile | {"efficiency": tidy(tile["efficiency"])} for tile in value]
@@ -151,7 +150,8 @@ def refit(tables: Path, name: str) -> None:
         print(name, dtype, summary(errors), flush=True)
     if name in NORMAL:
         _set_limit(tables, name, data, gpu, profile.throttling)
-    _refit_attention(tables, name, data, gpu)
+    if name not in TRAINED:
+        _refit_attention(tables, name, data, gpu)
     rewrite(name, data)
 
 

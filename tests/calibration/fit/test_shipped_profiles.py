@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from calibration.fit.published_kernels import amd_attention, amd_products, refit
+from calibration.fit.published_kernels import amd_attention, amd_products, refit, training_attention
 from calibration.fit.published_kernels.common import fit_backward, heldout
 from calibration.fit.published_kernels.products import LARGE, benchmarked, nearest
 from calibration.fit.published_kernels.refit import NORMAL, TABLES, normal_products, products
@@ -53,6 +53,7 @@ def test_no_gpu_has_two_profiles() -> None:
         ("h100-pcie", "h100"),
         ("gb200", "b200"),
         ("gb300", "b200"),
+        ("b300-sxm", "b200"),
         ("cpu-core", "cpu-gloo"),
         ("tpu-v9", "generic"),
     ],
@@ -184,3 +185,32 @@ def _attention(phase: str, shape: tuple[int, ...]) -> Kernel:
     batch, heads, _, queries, keys, width, _ = shape
     flops = (2.0 if phase == "forward" else 5.0) * batch * heads * queries * keys * width
     return Kernel(f"attention_{phase}", "attention", phase, flops, 1.0, "bf16", shape)
+
+
+@pytest.mark.parametrize("gpu", training_attention.PRICED)
+def test_attention_of_training_is_as_far_off_the_published_times_as_it_says(gpu: str) -> None:
+    """Both passes at the highest clock; a training step's own, causal, 8,192 tokens, within a tenth where it was fitted to."""
+    profile = load_profile(training_attention.PROFILE)
+    stated = profile.provenance["attention"].errors
+    for curve in [profile.attention_of[entry] for entry in training_attention.PRICED[gpu]] or [profile.attention]:
+        for what in training_attention.SETS:
+            off = training_attention.errors(curve, load_gpu(gpu), what, gpu)
+            assert np.median(np.abs(off)) == pytest.approx(stated[f"{gpu} {what}"], rel=0.03)
+            assert what != "fit" or abs(off[2]) < 0.1
+
+
+def test_exponentials_of_a_gb300_take_half_as_long() -> None:
+    """NVIDIA: twice the units."""
+    profile = load_profile("b200")
+    assert profile.attention.head_half / profile.attention_of["gb300"].head_half == pytest.approx(2, rel=0.15)
+
+
+def test_attention_of_a_b200_follows_from_a_gb200s() -> None:
+    """Times of an older cuDNN, which nothing was fitted to, with PyTorch's call around: 8,192 to 131,072 tokens."""
+    prices = Prices(load_profile("b200"), load_gpu("b200-sxm"))
+    off = [
+        1e-3 * taken / prices.seconds(_attention(phase, (1, 128, 8, length, length, 128, 1))) - 1
+        for length, both in training_attention.B200.items()
+        for phase, taken in zip(("forward", "backward"), both, strict=True)
+    ]
+    assert max(map(abs, off)) < 0.15

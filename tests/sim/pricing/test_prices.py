@@ -282,14 +282,14 @@ def test_the_power_of_one_gpu_in_terms_of_the_measured_one() -> None:
     twice the rate and twice the power. 1 where either is not known.
     """
     profile, a100 = load_profile("a100"), load_gpu("a100-sxm-80gb")
-    assert _power_shares(profile, a100) == (dict.fromkeys(a100.peak, 1.0), 1.0)
+    assert _power_shares(profile.gpu, a100) == (dict.fromkeys(a100.peak, 1.0), 1.0)
     half = a100.model_copy(update={"sms": 27, "peak": {dtype: rate / 2 for dtype, rate in a100.peak.items()}, "power": 200.0})
-    shares, watts = _power_shares(profile, half)
+    shares, watts = _power_shares(profile.gpu, half)
     assert (shares, watts) == (dict.fromkeys(half.peak, 0.5), 2.0)
-    assert _power_shares(profile, half.model_copy(update={"power": 0.0})) == ({}, 1.0)
-    assert _power_shares(profile, half.model_copy(update={"sms": 0})) == ({}, 1.0)
-    assert _power_shares(profile, half.model_copy(update={"peak": {"int8": 1e15}})) == ({}, 1.0)
-    assert _power_shares(profile.model_copy(update={"gpu": "another"}), half) == ({}, 1.0)
+    assert _power_shares(profile.gpu, half.model_copy(update={"power": 0.0})) == ({}, 1.0)
+    assert _power_shares(profile.gpu, half.model_copy(update={"sms": 0})) == ({}, 1.0)
+    assert _power_shares(profile.gpu, half.model_copy(update={"peak": {"int8": 1e15}})) == ({}, 1.0)
+    assert _power_shares("another", half) == ({}, 1.0)
 
 
 def test_what_a_board_does_in_four_bits_slows_nothing_else() -> None:
