@@ -148,6 +148,11 @@ class SharedItems(tuple[Item, ...]):
         return tuple(work for work in works if isinstance(work, Collective))
 
     @cached_property
+    def axes(self) -> tuple[str, ...]:
+        """The axes along which ranks meet here."""
+        return tuple(dict.fromkeys(axis for work in dict.fromkeys(self.collectives) for axis in work.axes))
+
+    @cached_property
     def beside(self) -> dict[Collective, str]:
         """The stream of each collective that runs beside kernels."""
         return {item.collective: item.stream for item in self if isinstance(item, Start)}
@@ -182,6 +187,12 @@ class Block:
     def collectives(self) -> tuple[tuple[int, Collective], ...]:
         """Its collectives, each with how often it runs."""
         return tuple((times, work) for times, items in self.runs for work in items.collectives)
+
+    @cached_property
+    def meetings(self) -> tuple[Collective, ...]:
+        """Its distinct collectives."""
+        distinct = dict.fromkeys(items for _, items in self.runs)
+        return tuple(dict.fromkeys(work for items in distinct for work in items.collectives))
 
     @cached_property
     def beside(self) -> dict[Collective, str]:

@@ -234,7 +234,7 @@ class Uncontended:
         if self.lanes.op_costs.lane is not None:
             return {}
         cohort, block = self.lanes.every[lane].cohort, cast(Block, known.work)
-        key = cohort, *dict.fromkeys(work for _, work in block.collectives)
+        key = cohort, block.meetings
         if key not in self._inside:
             self._inside[key] = self._rates(self.lanes.op_costs.inside(block, cohort))
         return self._inside[key]

@@ -55,6 +55,7 @@ class OpCosts(CollectiveCosts):
         self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
         self._slower: dict[tuple[int, float], BlockCost] = {}  # by the usual cost, an object of `_blocks`
         self._growth: dict[int, tuple[float, float]] = {}  # by the usual cost
+        self._alone: dict[Where, dict[Collective, float]] = {}
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""
@@ -64,7 +65,7 @@ class OpCosts(CollectiveCosts):
 
     def _forget(self) -> None:
         """Price blocks anew."""
-        self._blocks, self._runs, self._slower, self._growth = {}, {}, {}, {}
+        self._blocks, self._runs, self._slower, self._growth, self._alone = {}, {}, {}, {}, {}
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""
@@ -124,7 +125,7 @@ class OpCosts(CollectiveCosts):
         cost = self._runs.get(key)
         if cost is None:
             prices, program = self._prices(where), self.program
-            alone = tuple(self._inside_block(work, where).alone for work in items.collectives)
+            alone = self._alone_inside(items, where)
             equal = items, factor, alone, program.eager, program.threads, program.blocking
             known = prices.blocks.get(equal)
             if known is None:
@@ -135,6 +136,14 @@ class OpCosts(CollectiveCosts):
             self.notes |= outside
             self._runs[key] = cost
         return cost
+
+    def _alone_inside(self, items: SharedItems, where: Where) -> tuple[float, ...]:
+        """Seconds of each collective without contention."""
+        known = self._alone.setdefault(where, {})
+        for work in items.collectives:
+            if work not in known:
+                known[work] = self._inside_block(work, where).alone
+        return tuple(map(known.__getitem__, items.collectives))
 
     def _prices(self, where: Where) -> Prices:
         return self.prices.members[0] if where.rank < 0 else self.on(where.rank)
@@ -235,8 +244,7 @@ class OpCosts(CollectiveCosts):
 
     def inside(self, block: Block, cohort: int) -> list[tuple[TransferCost, str]]:
         """The distinct collectives of a block, each with the stream that it is on or keeps in step with."""
-        distinct = {work: None for _, work in block.collectives}
-        return [(self.collective(work, cohort), block.beside.get(work, SIDE_STREAM)) for work in distinct]
+        return [(self.collective(work, cohort), block.beside.get(work, SIDE_STREAM)) for work in block.meetings]
 
     def divided(self, lane: Ids) -> set[int]:
         """Cohorts whose blocks contain collectives that do not take as long for all, or to which ranks of several lanes come:

@@ -117,6 +117,6 @@ def axes_inside(program: Program) -> tuple[str, ...]:
     axes: dict[str, None] = {}
     for cohort in program.cohorts:
         blocks = [op.work for _, op, _ in op_index(cohort).works if isinstance(op.work, Block)]
-        works = dict.fromkeys(work for block in blocks for _, work in block.collectives)
-        axes |= dict.fromkeys(axis for work in works for axis in work.axes if axis not in cohort.at)
+        for items in dict.fromkeys(run.items for block in blocks for run in block.runs):
+            axes |= dict.fromkeys(axis for axis in items.axes if axis not in cohort.at)
     return tuple(axes)

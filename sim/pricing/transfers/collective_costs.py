@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import replace
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -65,7 +65,7 @@ class CollectiveCosts(AlgorithmChoice):
         self.traffics = tuple(traffics)
         self._lay(self.traffics)
         # prices do not depend on the program: they are remembered for the next one with the same links
-        self._values: dict[Hashable, tuple[TransferCost, list[str]]] = prices.transfers.setdefault(self.wiring, {})
+        self._values: dict[Hashable, tuple[Any, ...]] = prices.transfers.setdefault(self.wiring, {})
         if len(self._values) > REMEMBERED:
             self._values.clear()
 
@@ -93,7 +93,7 @@ class CollectiveCosts(AlgorithmChoice):
                 if not isinstance(op_work, Block):
                     yield op_work, number, ""
                     continue
-                for _, work in op_work.collectives:
+                for work in op_work.meetings:
                     if work not in inside:
                         inside.add(work)
                         yield work, number, op_work.beside.get(work, SIDE_STREAM)
@@ -153,7 +153,14 @@ class CollectiveCosts(AlgorithmChoice):
         every = self._every.get(key)
         if every is None:
             kinds = self.kinds(work, cohort)
-            every = self._every[key] = [self._played(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
+            alike = id(kinds), self._at[cohort]  # equal work under other labels has the same choices, which are kept
+            known = self._values.get(alike)
+            if known is None:
+                priced = [self._price_among(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
+                remarks = [remark for _, each in priced for remark in each]
+                known = self._values[alike] = [cost for cost, _ in priced], remarks, kinds
+            every = self._every[key] = known[0]
+            self.notes |= dict.fromkeys(known[1])
         return every
 
     def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], set[str]]:
@@ -162,21 +169,26 @@ class CollectiveCosts(AlgorithmChoice):
         return self._extent(traffic), self._kinds(traffic)
 
     def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> TransferCost:
-        key = cost_key(work), shared, self._at[cohort]  # equal work under other labels has the same price
+        key = cost_key(work), shared, self._at[cohort]
         known = self._values.get(key)
         if known is None:
-            traffic = shared.traffic
-            table = self._table(traffic.algorithm.partition("/")[0], traffic)
-            prices = self._of(traffic).prices
-            remarks = [
-                *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
-                *notes.of_sockets(prices, self._kinds(traffic)),
-                *notes.of_network(prices, self._kinds(traffic)),
-            ]
-            cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
-            known = self._values[key] = replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks
+            known = self._values[key] = self._price_among(work, cohort, shared)
         self.notes |= dict.fromkeys(known[1])
-        return known[0]
+        cost: TransferCost = known[0]
+        return cost
+
+    def _price_among(self, work: Collective | Send, cohort: int, shared: _Shared) -> tuple[TransferCost, list[str]]:
+        """The cost of `work` in these groups, and caveats of it."""
+        traffic = shared.traffic
+        table = self._table(traffic.algorithm.partition("/")[0], traffic)
+        prices = self._of(traffic).prices
+        remarks = [
+            *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
+            *notes.of_sockets(prices, self._kinds(traffic)),
+            *notes.of_network(prices, self._kinds(traffic)),
+        ]
+        cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
+        return replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks
 
     def _share(self, work: Collective | Send, cohort: int) -> tuple[_Shared, ...]:
         """For each sibling group, the groups that it is played with: groups of its kind with ranks of the same lanes."""
