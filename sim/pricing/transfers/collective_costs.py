@@ -52,6 +52,7 @@ class CollectiveCosts(AlgorithmChoice):
         self._kinds_of: dict[tuple[Collective | Send, int], tuple[Choice, ...]] = {}
         self._shared: dict[Hashable, tuple[_Shared, ...]] = {}
         self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
+        self._lying_alike: dict[tuple[Traffic, tuple[int, ...]], list[Ids]] = {}
         self._at: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
         self._communications = list(self._distinct())
         traffics: dict[Traffic, None] = {}
@@ -214,16 +215,23 @@ class CollectiveCosts(AlgorithmChoice):
         """Seconds of `work` in each of its sibling groups, at least: with nothing else on the links, and none on the spine, where
         groups of one kind may differ.
         """
-        groups = members(self.grid, self.siblings(work, cohort))
-        node = self.topology.node_of(groups[:, 0])
-        place = groups[:, 0] - np.searchsorted(self.topology.node_of(np.arange(self.topology.gpus)), node)
-        result = np.empty(len(groups))
-        for kind in self.kinds(work, cohort):
-            numbers = np.array(kind.traffic.groups or range(len(groups)))
-            for where in distinct(place[numbers]).tolist():  # siblings lie alike around their first members
-                alike = numbers[place[numbers] == where]
-                result[alike] = self._undisturbed(work, cohort, kind, int(alike[0]))
+        siblings = self.siblings(work, cohort)
+        every = [(kind, alike) for kind in self.kinds(work, cohort) for alike in self._lying(siblings, kind.traffic.groups)]
+        result = np.empty(sum(len(alike) for _, alike in every))
+        for kind, alike in every:
+            result[alike] = self._undisturbed(work, cohort, kind, int(alike[0]))
         return result
+
+    def _lying(self, siblings: Traffic, groups: tuple[int, ...]) -> list[Ids]:
+        """Some of the sibling groups by where they lie: siblings lie alike around their first members."""
+        lying = self._lying_alike.get((siblings, groups))
+        if lying is None:
+            first = members(self.grid, siblings)[:, 0]
+            place = first - np.searchsorted(self.topology.node_of(np.arange(self.topology.gpus)), self.topology.node_of(first))
+            numbers = np.array(groups or range(len(first)))
+            lying = [numbers[place[numbers] == where] for where in distinct(place[numbers]).tolist()]
+            self._lying_alike[siblings, groups] = lying
+        return lying
 
     def _undisturbed(self, work: Collective | Send, cohort: int, kind: Choice, group: int) -> float:
         alone = kind.traffic._replace(groups=(group,))

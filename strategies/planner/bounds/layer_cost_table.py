@@ -8,10 +8,10 @@ done first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +25,6 @@ from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
 from strategies.layers.rank_shapes import accumulation
 from strategies.lowering.blocks import WEIGHT, items_of
-from strategies.plan.plan import Plan
 from strategies.plan.resolved import NODES, Resolved
 from strategies.planner.bounds.symmetric_groups import Soonest, alike, stages_alike
 from strategies.planner.search.candidates import Candidates
@@ -33,6 +32,7 @@ from topologies.cluster import Cluster
 
 Floats = NDArray[np.float64]
 Ids = NDArray[np.int64]
+H = TypeVar("H", bound=Hashable)
 
 # Fields of a plan that change no work of a layer. What a field that is not named here does is looked at.
 ELSEWHERE = frozenset(
@@ -52,6 +52,11 @@ ELSEWHERE = frozenset(
         "overlap_p2p",
         "scatter_gather",
         "layers_per_stage",
+        "first_stage_layers",
+        "last_stage_layers",
+        "embedding_as_layer",
+        "loss_as_layer",
+        "gradient_sync",  # but see `accumulation`
         "optimizer",
         "offload",
         "order",
@@ -96,26 +101,39 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     free = [
         i for i, axis in enumerate(plans.axes) if any(f.removeprefix("plan.") not in ELSEWHERE for c in axis.choices for f in c)
     ]
-    inner: dict[tuple[object, ...], int] = {}
-    priced, on = plans.each(lambda plan: priced_on(plans.job.cluster, plan))
     shapes, has = plans.each(lambda plan: (accumulation(plan), plan.layers if plan.recompute_method else ()))
-    of_rule = [
-        inner.setdefault((priced[grid], shapes[shape], lacking), len(inner))
-        for grid, shape, lacking in zip(on.tolist(), has.tolist(), plans.lacking.tolist(), strict=True)
-    ]
-    keys = np.array(of_rule, dtype=np.int64)[plans.rule] if len(plans) else plans.rule
+    lacking = plans.lacking(ELSEWHERE).tolist()
+    _, of_rule = _numbered((shapes[shape], less) for shape, less in zip(has.tolist(), lacking, strict=True))
+    keys = of_rule[plans.rule]
     for i in free:
         keys = keys * len(plans.axes[i].choices) + plans.choices[i]
-    _, first, of = np.unique(keys, return_index=True, return_inverse=True)
-    together: dict[tuple[Grid, bool], list[tuple[int, _Work]]] = {}
-    for number, example in enumerate(first.tolist()):
-        job, rule = plans.job_of(example), int(plans.rule[example])
-        plan = plans.resolved[rule].for_plan(job.plan)
-        together.setdefault(priced[on[rule]], []).append((number, _Work.of(parts(job.model, plan), plan)))
+    _, examples, work_of = np.unique(keys, return_index=True, return_inverse=True)
+    works = [_work(plans, example) for example in examples.tolist()]
+    priced, on = plans.each(lambda plan: priced_on(plans.job.cluster, plan))
+    grids, grid_of = _numbered(priced[grid] for grid in on.tolist())
+    every, of = np.unique(np.stack([grid_of[plans.rule], work_of]), axis=1, return_inverse=True)
+    together: dict[int, list[tuple[int, _Work]]] = {}
+    for number, (on_grid, work) in enumerate(every.T.tolist()):
+        together.setdefault(on_grid, []).append((number, works[work]))
     kinds: dict[int, Kind] = {}
-    for (grid, alone), works in together.items():
-        kinds |= _priced(plans.job, grid, alone, works, prices)
-    return Kinds([kinds[number] for number in range(len(first))], of)
+    for number, members in together.items():
+        grid, alone = grids[number]
+        kinds |= _priced(plans.job, grid, alone, members, prices)
+    return Kinds([kinds[number] for number in range(every.shape[1])], of.ravel())
+
+
+def _numbered(values: Iterable[H]) -> tuple[list[H], Ids]:
+    """Different values in order, and which of them each is."""
+    numbers: dict[H, int] = {}
+    which = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)
+    return list(numbers), which
+
+
+def _work(plans: Candidates, plan: int) -> _Work:
+    """The layer work of plan i."""
+    job = plans.job_of(plan)
+    resolved = plans.resolved[int(plans.rule[plan])].for_plan(job.plan)
+    return _Work.of(parts(job.model, resolved), resolved)
 
 
 def priced_on(cluster: Cluster, plan: Resolved) -> tuple[Grid, bool]:
@@ -143,17 +161,18 @@ def _inside(grid: Grid, sync_norm: bool) -> Grid:
 class _Work(NamedTuple):
     """The parts of a model under one kind of plan."""
 
-    plan: Plan
     parts: tuple[LayerCost, ...]  # the different ones: the embedding first, the head last
     layers: tuple[int | None, ...]  # for each layer its part; layers recomputed together are one, at the last of them
     tied: int
+    measures: list[dict[str, float]]  # of each part, quantities that have no price
+    spaces: dict[str, tuple[Floats, float]]  # see `Kind`
 
     @classmethod
     def of(cls, work: ModelCosts, plan: Resolved) -> _Work:
         """Which layers recompute what may depend on where stages begin."""
         tied = 0 if work.tied_is_frozen else work.tied
         if plan.recompute_method is None:
-            return cls(work.plan, (work.embedding, *work.layers, work.head), tuple(1 + kind for kind in work.kinds), tied)
+            return cls._measured(work, work.layers, tuple(1 + kind for kind in work.kinds), tied)
         layers: list[LayerCost | None] = []
         for count in plan.layers:
             first = len(layers)
@@ -164,7 +183,16 @@ class _Work(NamedTuple):
             layers += stage
         places = {part: 1 + place for place, part in enumerate(dict.fromkeys(part for part in layers if part is not None))}
         each = tuple(None if part is None else places[part] for part in layers)
-        return cls(work.plan, (work.embedding, *places, work.head), each, tied)
+        return cls._measured(work, places, each, tied)
+
+    @classmethod
+    def _measured(cls, work: ModelCosts, kinds: Iterable[LayerCost], layers: tuple[int | None, ...], tied: int) -> _Work:
+        parts, width = (work.embedding, *kinds, work.head), work.plan.bytes_per_gradient
+        spaces = {}
+        for name, need in _SPACES.items():
+            table = np.array([*(need(part, width) for part in parts), 0.0])
+            spaces[name] = table[_rows((0, *layers))], float(table[-2])
+        return cls(parts, layers, tied, [_measure(part) for part in parts], spaces)
 
 
 def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
@@ -203,23 +231,23 @@ def _blocks(part: LayerCost) -> dict[str, Block]:
 
 
 def _kind(work: _Work, seconds: list[dict[str, float]], priced: Priced) -> Kind:
-    values = [_measure(part) | more for part, more in zip(work.parts, seconds, strict=True)]
-    ends, sums = summed(values, work.layers)
-    width, every = work.plan.bytes_per_gradient, [None if i is None else work.parts[i] for i in (0, *work.layers)]
-    spaces = {
-        name: (np.array([need(part, width) if part else 0.0 for part in every]), need(work.parts[-1], width))
-        for name, need in _SPACES.items()
-    }
-    return Kind(ends, sums, spaces, work.tied, priced)
+    ends, sums = summed([measures | more for measures, more in zip(work.measures, seconds, strict=True)], work.layers)
+    return Kind(ends, sums, work.spaces, work.tied, priced)
 
 
 def summed(
     values: list[dict[str, float]], layers: tuple[int | None, ...]
 ) -> tuple[dict[str, tuple[float, float]], dict[str, Floats]]:
     """Quantities of each part as `Kind` has them: of the embedding and the head, and of the layers summed up to each."""
-    each = [None if part is None else values[part] for part in layers]
+    table = np.array([*([part[name] for name in values[0]] for part in values), [0.0] * len(values[0])])
+    sums = np.cumsum(table[_rows((None, *layers))], axis=0)
     ends = {name: (values[0][name], values[-1][name]) for name in values[0]}
-    return ends, {name: np.concatenate([[0.0], np.cumsum([part[name] if part else 0.0 for part in each])]) for name in values[0]}
+    return ends, dict(zip(values[0], np.ascontiguousarray(sums.T), strict=True))
+
+
+def _rows(layers: Iterable[int | None]) -> list[int]:
+    """Rows of a table of parts, whose last row is of no part."""
+    return [-1 if part is None else part for part in layers]
 
 
 # Bytes beyond all that is kept: while a pass goes forward; backward; backward where gradients are made in it.

@@ -19,6 +19,7 @@ import numpy as np
 from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
+from sim.pricing.transfers.sibling_groups import first_alike
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Cohort, Collective, Op, Program, Send
 from strategies.job import Job
@@ -110,7 +111,9 @@ class Soonest(OpCosts):
         """See `CollectiveCosts.collective`."""
         cost = self._soonest.get(work)
         if cost is None:
-            least = min(self.least(work, number) for number in range(len(self.program.cohorts)))
+            stages = range(len(self.program.cohorts))  # one of each of which others are copies, shifted by nodes or periods
+            unlike = {first_alike(self.topology, self.grid, self.siblings(work, number)): number for number in reversed(stages)}
+            least = min(self.least(work, number) for number in unlike.values())
             cost = self._soonest[work] = replace(super().collective(work, cohort, group), alone=least)
         return cost
 

@@ -91,7 +91,7 @@ class Candidates:
     def at_choice(self, field: str, value: Any) -> Ids:
         """Of each plan, the plan that has this value of a field and else the same fields; −1: none, or itself."""
         positions = np.full(len(self), -1, dtype=np.int64)
-        without = self.lacking[self.rule]
+        without = self.lacking()[self.rule]
         for axis, chosen in zip(self.axes, self.choices, strict=True):
             if axis.fields == {field.removeprefix("plan.")} and {field: value} in axis.choices:
                 stride = math.prod(len(other.choices) for other in self.axes if other.name > axis.name)
@@ -113,11 +113,13 @@ class Candidates:
         order = np.argsort(first)
         return [asked.answers[number] for number in order.tolist()], np.argsort(order)[which]
 
-    @cached_property
-    def lacking(self) -> Ids:
-        """A number of each of `resolved`; those of which the same does not apply have the same."""
+    def lacking(self, elsewhere: frozenset[str] = frozenset()) -> Ids:
+        """A number of each of `resolved`; those that lack the same fields of the job, but for `elsewhere`, have the same."""
         numbers: dict[str, int] = {}
-        known = {id(dropped): repr(dropped) for dropped in self.dropped}
+        known = {
+            id(dropped): repr([change for change in dropped.items() if _field(change[0]) not in elsewhere])
+            for dropped in self.dropped
+        }
         return np.array([numbers.setdefault(known[id(dropped)], len(numbers)) for dropped in self.dropped], dtype=np.int64)
 
     @cached_property
