@@ -58,10 +58,13 @@ class Probe:
 
 @dataclass
 class Bench:
-    """One rank's side of the measurements. budget: seconds for the repetitions of a case."""
+    """One rank's side of the measurements. budget: seconds for the repetitions of a case; pace: the part of it, and of the least
+    repetitions of a case, that is left for each.
+    """
 
     place: Place
     budget: float
+    pace: float = 1.0
     host: Array = field(init=False)  # of each rank, a number per machine
 
     def __post_init__(self) -> None:
@@ -114,7 +117,7 @@ class Bench:
         action()
         self.finish()
         about = float(self.gather([time.perf_counter() - start]).max())
-        return int(np.clip(self.budget / max(about + extra, 1e-7), least, MOST)), about
+        return int(np.clip(self.pace * self.budget / max(about + extra, 1e-7), max(LEAST, self.pace * least), MOST)), about
 
     @property
     def clock(self) -> Callable[[], float]:
@@ -150,7 +153,7 @@ class Bench:
         """Seconds of a computation, while every rank runs the same: the mean over ranks of the median over repetitions."""
         _, about = self.repetitions(action)
         batch = max(1, int(TICK / max(about, 1e-7)))
-        count = int(np.clip(self.budget / max(about * batch, 1e-7), LEAST, MOST))
+        count = int(np.clip(self.pace * self.budget / max(about * batch, 1e-7), LEAST, MOST))
         self.barrier()
         mine = self.times(action, count, batch=batch, clock=self.clock)
         both = self.gather([float(np.median(mine)), spread(mine)])

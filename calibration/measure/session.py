@@ -24,6 +24,7 @@ from calibration.samples import Key, Sample
 ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffers of a collective may take
 FULL = 0.8  # of free memory that a case may take: larger ones are left out
 TOUCHED, LARGEST = 0.25, 2.0**30  # part of free memory, and bytes beyond those of one case in turn, that are mapped at first
+FEWEST = 0.2  # part of its repetitions that a case gets at least
 POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
@@ -37,10 +38,10 @@ def measure(
     seconds: float = inf,
 ) -> list[str]:
     """Measure; the machines' names are returned. done: visits to skip, rank 0's count. largest: bytes of a collective, 0: as
-    the memory allows. extra: rounds beyond the grid's. seconds: after which only the first round goes on, by rank 0's clock.
-    Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
+    the memory allows. extra: rounds beyond the grid's. seconds: after which only the first round goes on, by rank 0's clock; its
+    cases are repeated less where it would take longer. Rank 0 tells {"cases": n}, {"waiting": why}, and samples as dictionaries.
     """
-    until = time.monotonic() + seconds
+    begun, seconds = time.monotonic(), max(seconds, 1e-3)
     asked = grid(place.device, quick).within(place.compute.precisions())
     usual = asked.rounds
     asked = replace(asked, rounds=usual + extra)
@@ -60,12 +61,19 @@ def measure(
     )
     for number in range(asked.rounds):
         session.settle()
-        for probe in probes:
+        for at, probe in enumerate(probes):
             if number < probe.rounds or number >= usual:
-                if number and bench.gather([time.monotonic()])[0, 0] > until:
+                left = 1 - float(bench.gather([time.monotonic() - begun])[0, 0]) / seconds
+                if number and left <= 0:
                     return session.hosts
+                bench.pace = 1.0 if number else pace(left, 1 - at / len(probes))
                 session.visit(probe, number)
     return session.hosts
+
+
+def pace(left: float, cases: float) -> float:
+    """Of its usual repetitions, how many a case gets, where such parts of the time and of the cases are left."""
+    return min(1.0, max(FEWEST, left / cases))
 
 
 def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:

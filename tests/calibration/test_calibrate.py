@@ -16,6 +16,7 @@ from click.testing import Result
 from calibration import calibrate
 from calibration.fit.machine.tables import Point
 from calibration.from_logs import from_logs
+from calibration.launch.place import Place
 from calibration.request import Request
 from calibration.samples import Sample, read_journal
 from sim.pricing.shipped import load_profile
@@ -199,6 +200,17 @@ def test_when_its_minutes_are_over_nothing_is_measured_a_second_time(calibrated:
     measured = calibrate.measure(request, lambda _: None, -1)
     assert measured is not None
     assert len(measured[1]) == len(samples)
+
+
+@pytest.mark.parametrize(("left", "cases", "part"), [(1.0, 1.0, 1.0), (0.6, 0.5, 1.0), (0.25, 0.5, 0.5), (-0.1, 0.2, 0.2)])
+def test_a_calibration_that_is_late_repeats_its_cases_less(left: float, cases: float, part: float) -> None:
+    from calibration.measure.bench import Bench
+    from calibration.measure.session import pace
+
+    assert pace(left, cases) == part
+    place = Place(0, 1, 0, "cpu", (), lambda _: None)
+    counts = [Bench(place, 0.0, each).repetitions(lambda: None, least=40)[0] for each in (1.0, part)]
+    assert counts == [40, 40 * part]
 
 
 def test_samples_can_be_fitted_again(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
