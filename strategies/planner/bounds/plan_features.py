@@ -51,38 +51,42 @@ def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
     def priced(plan: Resolved) -> tuple[float, ...]:
         return *crossings.of(plan), hosted_update(plans.job, plan), not alike(cluster, plan.grid)
 
-    parts = [(np.array(rows, dtype=np.float64), which) for rows, which in (plans.each(_own), plans.each(priced))]
+    several = (_shared, _ranks, _always, _moved, _gathered, priced)  # each looks at few fields
+    parts = [(np.array(rows, dtype=np.float64), which) for rows, which in map(plans.each, several)]
     table = np.concatenate([rows[which] for rows, which in parts], axis=1) if len(plans) else np.zeros((0, len(NAMES)))
     return dict(zip(NAMES, np.ascontiguousarray(table.T), strict=True))
 
 
-def _own(plan: Resolved) -> tuple[float, ...]:
-    """The columns that need no prices."""
-    hook, shards, moves = hook_of(plan.data_parallel), plan.shards, Moves()
-    shared = plan.copies > 1
-    if shared:
-        passes = through(plan)
-        moves = hook.moves(plan if passes == plan.microbatches else plan.model_copy(update={"microbatches": passes}))
+# The columns that need no prices, in the order of NAMES.
+
+
+def _shared(plan: Resolved) -> tuple[float, ...]:
+    hook, shards = hook_of(plan.data_parallel), plan.shards
     own = [shards if state in hook.shards else 1 for state in _STATES]
     elsewhere = offloaded(plan.offload, hook.shards)
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
-    whole = shared and "parameter" in hook.shards
+    return *there, own[2], own[1]
+
+
+def _ranks(plan: Resolved) -> tuple[float, ...]:
+    return plan.ep_of_dp, plan.grid.communicators
+
+
+def _always(plan: Resolved) -> tuple[float, ...]:
+    return hook_of(plan.data_parallel).outer, not plan.options.expandable_segments
+
+
+def _moved(plan: Resolved) -> tuple[float, ...]:
+    moves = Moves()
+    if plan.copies > 1:
+        passes = through(plan)
+        again = plan if passes == plan.microbatches else plan.model_copy(update={"microbatches": passes})
+        moves = hook_of(plan.data_parallel).moves(again)
+    return moves.gathered + moves.reduced, moves.last, moves.late
+
+
+def _gathered(plan: Resolved) -> tuple[float, ...]:
+    hook = hook_of(plan.data_parallel)
+    whole = plan.copies > 1 and "parameter" in hook.shards
     at_once = whole and (plan.deepspeed is None or plan.deepspeed.tiles == 1)  # a part's parameters and gradients
-    return (
-        *there,
-        own[2],
-        own[1],
-        plan.ep_of_dp,
-        plan.grid.communicators,
-        hook.outer,
-        not plan.options.expandable_segments,
-        moves.gathered + moves.reduced,
-        moves.last,
-        moves.late,
-        hook.in_turn(plan),
-        whole and not plan.reshard,
-        at_once,
-        plan.least_gathered,
-        at_once,
-        plan.of_pytorch,
-    )
+    return hook.in_turn(plan), whole and not plan.reshard, at_once, plan.least_gathered, at_once, plan.of_pytorch
