@@ -131,7 +131,10 @@ class Job:
 
     def _carries_out(self, plan: Plan, *_: Any) -> None:
         """What the plan's hook can do."""
-        hook_of(plan.data_parallel).check(plan, self.cluster.nodes, self.where)
+        hook = hook_of(plan.data_parallel)
+        hook.check(plan, self.cluster.nodes, self.where)
+        if hook.needs_gpus and not all(gpu.sms for gpu in _gpus(self.cluster).kinds):
+            raise UserError(f"{self.where}: data_parallel={plan.data_parallel} needs GPUs: {hook.needs_gpus}")
 
     def _for_equal_nodes(self, plan: Plan) -> Iterator[str]:
         """What is not simulated on nodes that are not alike."""

@@ -181,8 +181,6 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"dropout with tp={plan.tp}: each rank drops probabilities of its own heads; set plan.dropout=false"
     if dropped(job) and plan.data_parallel == "dataparallel":
         yield "dropout with data_parallel=dataparallel: its threads draw in any order; set plan.dropout=false"
-    if plan.data_parallel == "dataparallel" and job.cluster.node.gpu.sms == 0:
-        yield "data_parallel=dataparallel needs GPUs: without them torch.nn.DataParallel calls the module in one process"
     if model.positions in ("alibi", "relative"):
         yield f"the {model.positions} positions of {model.name} are not executed: only rotary and learned ones are"
     if plan.sequence_parallel and model.positions == "learned":

@@ -41,6 +41,8 @@ STREAM = "dp"
 class DataParallel(Hook):
     """One process drives the GPUs of a node by threads; GPU 0 keeps and updates the model."""
 
+    needs_gpus = "without them torch.nn.DataParallel calls the module in one process; take ddp"
+
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """One process cannot reach another node, and drives whole replicas of the model."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from sim.program import Memory, Program, Ref
 from strategies.data_parallel import Declaration, hooks
@@ -29,6 +29,8 @@ class Moves(NamedTuple):
 
 class Hook(Declaration, ABC):
     """What ranks with the same parameters (along dp and cp) do together. Hooks add no communication when there is only one."""
+
+    needs_gpus: ClassVar[str] = ""  # why it is not for processes without a GPU each
 
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:

@@ -88,7 +88,6 @@ CASES: list[Case] = [
     ("synchronised norms and a sum as loss", OWN | {"model": OWN["model"].replace("Net", "Summed"), "plan": {"sync_norm": True}}),
     ("any other field of a plan: fp8, sync_norm of a transformer …", {"plan": {"fused_optimizer": False}}),
     ("options of how a model is written", {"plan": {"joined_products": True, "kernels": "torch"}}),
-    ("threads of one process", {"plan": {"data_parallel": "dataparallel"}}),
     ("fp32 gradients of 16-bit weights", {"node": SIXTEEN, "plan": {"precision": "fp16", "gradients": "fp32"}}),
     ("sequence parallelism with learned positions", {"model": GPT, "plan": {"tp": 2, "sequence_parallel": True}}),
     ("nodes without a launcher", {"cluster": {"based_on": "dgx-h100", "nodes": 2}}),

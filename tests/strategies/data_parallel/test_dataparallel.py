@@ -153,3 +153,8 @@ def test_a_traced_module_gathers_what_it_returns() -> None:
 def test_refused(toy_job, nodes, plan, message) -> None:
     with pytest.raises(UserError, match=message):
         toy_job(4, nodes, data_parallel="dataparallel", **plan).resolve()
+
+
+def test_refused_without_gpus() -> None:
+    with pytest.raises(UserError, match="data_parallel=dataparallel needs GPUs: .* calls the module in one process; take ddp"):
+        read_job(model="gpt2-1.5b", cluster="cpu-gloo", plan={"data_parallel": "dataparallel"}).resolve()
