@@ -178,20 +178,24 @@ def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) ->
         _through(incoming.lane, incoming.start, lane, until, "left"),
         _through(incoming.lane, incoming.end[np.lexsort((incoming.end, incoming.lane))], lane, since, "right"),
     )
-    late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]  # lanes in which some end out of order
-    alone = (begun - ended == 1) & ~np.isin(lane, late)
+    late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]
+    ordered = ~np.isin(lane, late)  # transfers of its lane end in the order in which they start
+    alone = (begun - ended == 1) & ordered
     place, shown = begun[alone] - 1, np.zeros(len(lane))  # it is the last that has begun
     shown[alone] = np.minimum(incoming.end[place], until[alone]) - np.maximum(incoming.start[place], since[alone])
     few = alone | (begun == ended)
     _add(every, EXPOSED, lane[alone], incoming.axis[place], (times * shown)[alone])
     _add(every, IDLE, lane[few], reason[few], (times * (until - since - shown))[few])
-    for moment in np.flatnonzero(~few).tolist():
-        there = (incoming.lane == lane[moment]) & (incoming.start < until[moment]) & (incoming.end > since[moment])
-        during = list(
-            zip(incoming.start[there].tolist(), incoming.end[there].tolist(), incoming.axis[there].tolist(), strict=True)
-        )
-        seconds = float(since[moment]), float(until[moment]), float(times[moment])
-        _share_out(every[lane[moment]], *seconds, IDLE[reason[moment]], during)
+    several = np.flatnonzero(~few)
+    every_transfer = list(zip(incoming.start.tolist(), incoming.end.tolist(), incoming.axis.tolist(), strict=True))
+    of_lane = np.searchsorted(incoming.lane, lane)  # the first there
+    columns = (
+        column[several].tolist() for column in (lane, since, until, times, reason, np.where(ordered, ended, of_lane), begun)
+    )
+    for own, start, end, count, why, first, last in zip(*columns, strict=True):
+        there = np.flatnonzero(incoming.end[first:last] > start).tolist()
+        during = [every_transfer[first + number] for number in there]
+        _share_out(every[own], start, end, count, IDLE[why], during)
 
 
 def _through(lanes: Numbers, sorted_times: Floats, lane: Numbers, times: Floats, side: Literal["left", "right"]) -> Numbers:
