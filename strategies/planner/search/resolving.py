@@ -129,7 +129,7 @@ class Resolving:
         for name, value in changes.items():
             self._plan[name].put(members, [value])
         stated = self._plan[STATED]
-        stated.put(members, [names | changes.keys() for names in stated.values], stated.number[members])
+        stated.put(members, [names.union(changes) for names in stated.values], stated.number[members])
 
 
 def _told(changes: Changes) -> str:

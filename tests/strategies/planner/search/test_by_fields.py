@@ -9,7 +9,7 @@ import numpy as np
 
 from strategies.plan.resolved import Resolved
 from strategies.planner.applicable import applicable
-from strategies.planner.search.by_fields import ByFields, Looked
+from strategies.planner.search.by_fields import STATED, ByFields, Looked
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.space import read_space
 from tests.strategies.planner.conftest import read
@@ -44,6 +44,15 @@ def test_whole_plans_are_looked_at_when_they_are_compared_copied_or_written() ->
         answers, which = plans.each(ask)
         assert [answers[number] for number in which] == [ask(plan) for plan in plans.resolved]
         assert len(answers) == len(plans.resolved)
+
+
+def test_what_plans_state_is_kept_once() -> None:
+    """Fields of the job that do not apply are left out time and again: of plans without a pipeline its layers and schedule."""
+    job = read({}, pp=2, schedule="gpipe", layers_per_stage=[3, 5], reshard=False, data_parallel="zero3")
+    space = {"plan.tp": [1, 2, 4], "plan.pp": [1, 2, 4], "plan.data_parallel": ["ddp", "zero1", "zero3"]}
+    values = candidates(job, read_space(space, "space")).columns.varied[STATED].values
+    assert all(isinstance(value, frozenset) for value in values)
+    assert 1 < len(values) == len(set(values)) < 20
 
 
 def test_values_that_change_are_asked_for_anew() -> None:
