@@ -16,7 +16,7 @@ from strategies.layers.attention.latent_attention import projections
 from strategies.layers.attention.rotary import rotary
 from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
 from strategies.layers.rank_shapes import RankShapes
-from strategies.plan.options import FP8_WIDTH
+from strategies.plan.options import FP8_WIDTH, Fp8
 
 CORE = ("core_attn",)
 E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
@@ -167,16 +167,21 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
 
 def _width(rank: RankShapes) -> int:
     """Bytes of what the core multiplies and keeps."""
+    return FP8_WIDTH if _in_fp8(rank) else rank.element
+
+
+def _in_fp8(rank: RankShapes) -> Fp8 | None:
+    """The recipe by which the core multiplies in fp8, if it does."""
     fp8 = rank.resolved.fp8
-    return FP8_WIDTH if fp8 is not None and fp8.attention else rank.element
+    return fp8 if fp8 is not None and fp8.attention else None
 
 
 def _cast(rank: RankShapes, phase: str, elements: int) -> tuple[Kernel, ...]:
     """The core's operands as they become fp8: queries, keys and values are one tensor, the result's gradient another
     (transformer_engine/pytorch/attention/dot_product_attention/backends.py, FusedAttnFunc).
     """
-    fp8 = rank.resolved.fp8
-    if fp8 is None or not fp8.attention:
+    fp8 = _in_fp8(rank)
+    if fp8 is None:
         return ()
     maximum = (rank.reduction("attention maximum", phase, rank.element * elements),) if fp8.scaling == "tensorwise" else ()
     return (*maximum, rank.memory("attention cast", phase, (rank.element + FP8_WIDTH) * elements))
@@ -184,8 +189,7 @@ def _cast(rank: RankShapes, phase: str, elements: int) -> tuple[Kernel, ...]:
 
 def _restored(rank: RankShapes, phase: str, elements: int) -> tuple[Kernel, ...]:
     """What comes out of the core, as 16 bits again."""
-    fp8 = rank.resolved.fp8
-    if fp8 is None or not fp8.attention:
+    if _in_fp8(rank) is None:
         return ()
     return (rank.memory("attention cast back", phase, (rank.element + FP8_WIDTH) * elements),)
 
@@ -247,7 +251,7 @@ def _fused(rank: RankShapes, shape: Shape, key_sequence: int, backward: bool) ->
     variant = "" if plan.attention == "flash" else plan.attention
     work = flops * (2.5 if backward else 1.0)
     ordered = backward and plan.deterministic
-    dtype = plan.precision if _width(rank) == rank.element else "fp8"
+    dtype = "fp8" if _in_fp8(rank) else plan.precision
     return Kernel(f"attention_{name}", "attention", name, work, moved, dtype, shape, variant, ordered=ordered)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from functools import lru_cache
 from itertools import product
 
@@ -20,13 +19,14 @@ def structure_of(module: Module) -> Trace:
     """The trace of one sample, whatever the precision: in bf16, or in fp32 where operators know no other; of two where one alone
     cannot be trained on, as a batch normalisation of single numbers cannot. Raises UserError.
     """
-    try:
-        return trace_of(module, 1, "bf16")
-    except UserError as error:
-        for batch, precision in product((1, 2), ("bf16", "fp32")):
-            with suppress(UserError):
-                return trace_of(module, batch, precision)
-        raise error
+    first: UserError | None = None
+    for batch, precision in product((1, 2), ("bf16", "fp32")):
+        try:
+            return trace_of(module, batch, precision)
+        except UserError as error:
+            first = first or error
+    assert first is not None
+    raise first
 
 
 @lru_cache(maxsize=64)

@@ -34,7 +34,7 @@ from strategies.data_parallel.hook import Hook, hook_of
 from strategies.job import Job
 from strategies.lowering.optimizer_step import ZEROING, passes_of
 from strategies.plan.resolved import Resolved
-from strategies.planner.bounds.layer_cost_table import Floats, Kinds, kinds_of
+from strategies.planner.bounds.layer_cost_table import Floats, Kinds, kinds_of, numbered
 from strategies.planner.bounds.layer_layout import Layout, Moments, layout_of, moments, splits, through
 from strategies.planner.bounds.plan_features import columns
 from strategies.planner.search.candidates import Candidates, candidates
@@ -105,8 +105,7 @@ class _Bounding:
         possible, slower = np.ones(count, dtype=bool), np.zeros(count, dtype=bool)
         self.result = Bounds(step, first, update, memory, possible, slower, {})
         shapes, which = plans.each(_shape)
-        known = {shape: number for number, shape in enumerate(dict.fromkeys(shapes))}
-        of_rule = np.array([known[shape] for shape in shapes], dtype=np.int64)[which]
+        of_rule = numbered(shapes)[1][which]
         self.shapes = [plans.resolved[rule] for rule in np.unique(of_rule, return_index=True)[1].tolist()]
         self.shape_of = of_rule[plans.rule] if count else plans.rule
         self.rules = columns(plans, prices.profile)

@@ -103,14 +103,14 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     ]
     shapes, has = plans.each(lambda plan: (accumulation(plan), plan.layers if plan.recompute_method else ()))
     lacking = plans.lacking(ELSEWHERE).tolist()
-    _, of_rule = _numbered((shapes[shape], less) for shape, less in zip(has.tolist(), lacking, strict=True))
+    _, of_rule = numbered((shapes[shape], less) for shape, less in zip(has.tolist(), lacking, strict=True))
     keys = of_rule[plans.rule]
     for i in free:
         keys = keys * len(plans.axes[i].choices) + plans.choices[i]
     _, examples, work_of = np.unique(keys, return_index=True, return_inverse=True)
     works = [_work(plans, example) for example in examples.tolist()]
     priced, on = plans.each(lambda plan: priced_on(plans.job.cluster, plan))
-    grids, grid_of = _numbered(priced[grid] for grid in on.tolist())
+    grids, grid_of = numbered(priced[grid] for grid in on.tolist())
     every, of = np.unique(np.stack([grid_of[plans.rule], work_of]), axis=1, return_inverse=True)
     together: dict[int, list[tuple[int, _Work]]] = {}
     for number, (on_grid, work) in enumerate(every.T.tolist()):
@@ -122,7 +122,7 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     return Kinds([kinds[number] for number in range(every.shape[1])], of.ravel())
 
 
-def _numbered(values: Iterable[H]) -> tuple[list[H], Ids]:
+def numbered(values: Iterable[H]) -> tuple[list[H], Ids]:
     """Different values in order, and which of them each is."""
     numbers: dict[H, int] = {}
     which = np.array([numbers.setdefault(value, len(numbers)) for value in values], dtype=np.int64)

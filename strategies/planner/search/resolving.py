@@ -46,6 +46,7 @@ class Resolving:
         self.reasons: dict[str, int] = {}
         self.reason: Ids = np.full(count, NEVER)
         self.groups: list[Changes] = [{}]
+        self._numbers = {_told({}): 0}
         self.group = np.zeros(count, dtype=np.int64)
         single = {name: default_of(name) for name in ONE_STAGE if name in own}
         if single:
@@ -122,10 +123,9 @@ class Resolving:
 
     def _leave_out(self, members: Ids, changes: Changes) -> None:
         """Combinations without fields of the job's plan."""
-        known = [_told(group) for group in self.groups]
-        if _told(changes) not in known:
+        self.group[members] = self._numbers.setdefault(_told(changes), len(self.groups))
+        if len(self._numbers) > len(self.groups):
             self.groups.append(changes)
-        self.group[members] = known.index(_told(changes)) if _told(changes) in known else len(known)
         for name, value in changes.items():
             self._plan[name].put(members, [value])
         stated = self._plan[STATED]
