@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from math import isfinite
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +76,8 @@ def accuracy(result: Result) -> RenderableType:
     lines = []
     if crowded := result.fitted.profile.crowding:
         times = "; ".join(
-            f"{name} × {each.factor:.3f}, and {show(each.rate, 'B/s', 3)} for products' operands and results besides"
+            f"{name} × {each.factor:.3f}"
+            + (f", and products' operands and results besides at {show(each.rate, 'B/s', 3)}" if isfinite(each.rate) else "")
             for name, each in crowded.items()
         )
         lines.append(f"in a step the parts of a layer take longer than alone: {times}")
