@@ -10,7 +10,7 @@ import functools
 from collections.abc import Mapping
 from functools import cached_property
 from math import gcd
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, model_validator
 
@@ -182,7 +182,7 @@ class UnequalCluster(Cluster):
         """Caveats of the descriptions."""
         return tuple(dict.fromkeys(remark for group in self.every for remark in self._remarks(group.node)))
 
-    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> UnequalCluster:
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
         """A copy. Raises UserError where the number of nodes or their description would change: they are a list."""
         if {"node", "nodes"} & set(update or ()):
             raise UserError(_not_alike(self))

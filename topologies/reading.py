@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar, get_args
+from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
@@ -53,6 +53,13 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     other_names: ClassVar[Mapping[str, str]] = {}  # what others call fields, folded, for hints
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
+        """A copy; what was worked out of fields and kept beside them is worked out anew where some are other ones."""
+        copied = super().model_copy(update=update, deep=deep)
+        for kept in copied.__dict__.keys() - type(self).model_fields.keys() if update else ():
+            del copied.__dict__[kept]
+        return copied
 
     @model_validator(mode="before")  # of all fields at once: a validator of each would double the time to build the model's
     @classmethod

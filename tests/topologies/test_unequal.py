@@ -68,6 +68,13 @@ def test_equal_nodes_in_a_list_are_the_usual_cluster() -> None:
     assert load_cluster("dgx-h100", nodes=[{"count": 3}, {"count": 1, "node": "dgx-h100"}]) == load_cluster("dgx-h100", 4)
 
 
+def test_a_copy_with_more_nodes_has_them_in_its_groups() -> None:
+    cluster = load_cluster("dgx-h100", 4)
+    assert [group.count for group in cluster.groups] == [4]
+    larger = cluster.model_copy(update={"nodes": 6})
+    assert [group.count for group in larger.groups] == [6]
+
+
 @pytest.mark.parametrize("fabric", [{}, {"kind": "fat_tree", "leaf_nodes": 3, "pod_nodes": 6, "oversubscription": 2}])
 def test_the_tables_of_equal_nodes_are_those_of_the_usual_topology(fabric: dict[str, Any]) -> None:
     usual = load_cluster("dgx-h100", 10, {"fabric": fabric})
