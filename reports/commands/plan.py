@@ -141,32 +141,33 @@ def command(
     axes = load_space(space) if space else default_space(read({}))
     axes = axes.without(text.partition("=")[0] for text in overrides).varied(parse_axis(text) for text in vary)
     limits = Limits(
-        max_gpus,
-        quantity("--max-memory", max_memory, size),
-        max_days,
-        max_cost,
-        quantity("--max-power", max_power, watts),
-        headroom,
+        gpus=max_gpus,
+        memory=quantity("--max-memory", max_memory, size),
+        days=max_days,
+        cost=max_cost,
+        power=quantity("--max-power", max_power, watts),
+        headroom=headroom,
     )
     kept, total = Results(results), tokens_of(tokens) or TOKENS
     with engine(workers, dask, ray) as runs, _progress() as tell:
-        answer = Search(
+        search = Search(
             read,
             axes,
             objective(goal),
             runs,
             limits,
-            total,
-            price,
-            top,
-            front,
-            limit,
-            within,
-            kept,
-            tell,
-            window or WINDOW,
-            began,
-        ).run()
+            tokens=total,
+            price=price,
+            top=top,
+            front=front,
+            seconds=limit,
+            within=within,
+            results=kept,
+            tell=tell,
+            window=window or WINDOW,
+            began=began,
+        )
+        answer = search.run()
     bar = None
     if answer.best and not answer.ended:
         with suppress(TimeUp), Deadline(limit, began).cut():

@@ -44,17 +44,24 @@ def alike(cluster: Cluster, grid: Grid) -> bool:
 
 @lru_cache(maxsize=16384)
 def stages_alike(cluster: Cluster, grid: Grid, inner: Grid) -> bool:
-    """Whether, besides, groups inside `inner`, the innermost axes of `grid`, are wired alike at every stage of the pipeline."""
+    """Whether, besides, groups inside `inner`, the innermost axes of `grid`, are wired alike at every stage of the pipeline: no
+    switch has a part of such a group below it. How many are below the last switch does not matter.
+    """
     if inner.world <= cluster.node.gpus:
         return True
-    periods = cluster.fabric.periods
-    return periods is not None and all(_fits(grid, nodes * cluster.node.gpus) for nodes in periods)
+    if cluster.fabric.periods is None:
+        return False
+    below = [nodes * cluster.node.gpus for nodes in cluster.fabric.periods]
+    return all(size >= grid.world or _divides(inner, size) for size in below)
 
 
 def _fits(grid: Grid, size: int) -> bool:
     """Whether blocks of `size` ranks hold whole numbers of groups along the innermost axes, or are held by them."""
-    if size >= grid.world:
-        return True
+    return size >= grid.world or _divides(grid, size)
+
+
+def _divides(grid: Grid, size: int) -> bool:
+    """The same where the grid is not all ranks that there are."""
     return all(total % size == 0 or size % total == 0 for total in accumulate((degree for _, degree in grid.sizes), mul))
 
 

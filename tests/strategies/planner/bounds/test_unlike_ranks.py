@@ -11,6 +11,7 @@ import pytest
 
 from sim.analysis.summary import summarise
 from sim.grid import Grid
+from sim.pricing.op_costs import OpCosts
 from sim.program import Cohort, Collective, Op, Program
 from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
@@ -37,6 +38,7 @@ CLUSTERS: list[tuple[dict[str, Any], int]] = [
     ({"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}, "fabric": TREE}, 6),
     ({"based_on": "dgx-h100", "node": {"gpus": 3, "nics": 1}, "fabric": TREE | {"kind": "rail"}}, 4),
     ({"based_on": "pcie-l40s"}, 3),
+    ({"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}, "fabric": TREE | {"leaf_nodes": 4}}, 6),  # a leaf and a half
 ]
 VALUES: dict[str, list[Any]] = {
     "tp": [2, 3, 4, 6],
@@ -179,6 +181,21 @@ def test_stages_differ_on_an_uneven_tree() -> None:
     assert not stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), grid, inner)
     assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), grid, inner)
     assert stages_alike(cluster("dgx-h100", 6, **{"fabric": TREE}), Grid.of(tp=8, pp=6), Grid.of(tp=8))
+
+
+def test_groups_that_no_switch_cuts_are_alike_though_the_last_switch_is_not_full() -> None:
+    """Groups of two nodes below leaves of four, of which the second has two: none is on two leaves. Groups of four nodes: nor is
+    one of these. Of three: the second is.
+    """
+    wires = cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 4}})
+    assert stages_alike(wires, Grid.of(tp=8, cp=2, dp=3), Grid.of(tp=8, cp=2))
+    assert not stages_alike(wires, Grid.of(tp=8, cp=3, dp=2), Grid.of(tp=8, cp=3))
+    gather = Collective("all_gather", 4e9, "cp", "gather", algorithm="ring")
+    for grid, count in ((Grid.of(tp=8, cp=2, pp=3), 1), (Grid.of(tp=8, cp=3, pp=2), 2)):
+        cohorts = [Cohort({"pp": stage}, [Op("cp", gather)]) for stage in range(grid.degree("pp"))]
+        job = read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={})
+        played = OpCosts(Program(grid, cohorts, 1, 1, "bf16", 1, 1), wires.topology(), prices_of(job))
+        assert len({played.collective(gather, stage).alone for stage in range(len(cohorts))}) == count
 
 
 def test_stages_that_begin_at_different_places() -> None:
