@@ -54,7 +54,7 @@ def collective_rounds(name: str, ranks: int) -> Rounds:
     operations = [part.partition("/")[0] for part in halves]
     if operations != ["all_reduce"] and (len(halves) != 2 or operations[0] not in SUM or operations[1] not in SPREAD):
         raise UserError(f"{name!r}: must be all_reduce/ALGORITHM, or reduce/… or reduce_scatter/… + broadcast/… or all_gather/…")
-    schedules = [algorithms[part](Place(tuple(range(ranks)))) for part in halves]
+    schedules = [algorithms[part](Place(np.arange(ranks))) for part in halves]
     if len({schedule.chunks for schedule in schedules}) > 1:
         raise UserError(f"{name!r}: its halves cut the buffer into {' and '.join(str(s.chunks) for s in schedules)} chunks")
     added = np.zeros((ranks, schedules[0].chunks, ranks), bool)  # member, chunk, whose contribution is in it

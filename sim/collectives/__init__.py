@@ -14,7 +14,7 @@ all-to-all the chunk from member i to member j is number i·n + j.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import cast
 
@@ -31,7 +31,11 @@ class NotApplicable(UserError):  # noqa: N818
     """An algorithm does not work for these members; the reason is one line. `auto` passes over it."""
 
 
-@dataclass(frozen=True, slots=True)
+def _nothing() -> Ids:
+    return np.empty(0, np.int64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Place:
     """Where a group's members are, in rank order.
 
@@ -49,16 +53,20 @@ class Place:
     transfers of one turn are wanted.
     """
 
-    node: tuple[int, ...]
-    switch: tuple[int, ...] = ()
+    node: Ids
+    switch: Ids = field(default_factory=_nothing)
     counts: tuple[tuple[int, ...], ...] = ()
     rings: tuple[tuple[int, ...], ...] = ()
-    leaf: tuple[int, ...] = ()
-    above: tuple[int, ...] = ()
-    nic: tuple[int, ...] = ()
+    leaf: Ids = field(default_factory=_nothing)
+    above: Ids = field(default_factory=_nothing)
+    nic: Ids = field(default_factory=_nothing)
     switched: bool = False
     meshed: bool = False
     turned: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("node", "switch", "leaf", "above", "nic"):  # other sequences of numbers will do
+            object.__setattr__(self, name, np.asarray(getattr(self, name), np.int64))
 
     @property
     def size(self) -> int:
@@ -70,7 +78,7 @@ class Place:
         if (even := self.even()) is not None:
             return cast(list[list[int]], even.tolist())
         nodes: dict[int, list[int]] = {}
-        for member, node in enumerate(self.node):
+        for member, node in enumerate(self.node.tolist()):
             nodes.setdefault(node, []).append(member)
         return list(nodes.values())
 
@@ -87,7 +95,7 @@ class Place:
 
     def even(self) -> Ids | None:
         """Members, shape (nodes, members of a node), nodes in order of first members; None where they have unequally many."""
-        node = np.array(self.node)
+        node = self.node
         if not len(node):
             return None
         if (np.diff(node) < 0).any():
@@ -136,9 +144,12 @@ class Schedule:
 
     def sent(self, members: int, turned: int = 1) -> NDArray[np.float64]:
         """Fraction of S that each member sends, shape (members,). turned: the schedule is one of so many turns (`Place`)."""
-        source = np.concatenate([phase.source for phase in self.phases] or [np.empty(0, np.int64)])
-        chunks = np.concatenate([phase.amounts * phase.times for phase in self.phases] or [source])
-        total = np.bincount(source, chunks, minlength=members)[:members]
+        total = np.zeros(members)
+        for times in {phase.times for phase in self.phases}:
+            alike = [phase for phase in self.phases if phase.times == times]
+            source = np.concatenate([phase.source for phase in alike])
+            amounts = None if all(phase.amount is None for phase in alike) else np.concatenate([phase.amounts for phase in alike])
+            total += times * np.bincount(source, amounts, minlength=members)[:members]
         return np.repeat(total.reshape(-1, turned).sum(axis=1), turned) / self.chunks
 
 

@@ -29,7 +29,7 @@ def levels(place: Place, name: str) -> Ids:
 
 
 def _alike(members: int) -> Place:
-    return Place((0,) * members)
+    return Place(np.zeros(members, np.int64))
 
 
 @algorithms("all_gather/hierarchical")

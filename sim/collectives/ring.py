@@ -59,7 +59,7 @@ def _owned(rings: Ids, position: Ids, channel: Ids, lag: int, turn: int) -> Ids:
 
 
 def _chunks(place: Place, rings: Ids) -> int:
-    return rings.size * (place.size // len(set(place.node)) if place.turned else 1)
+    return rings.size * (int(np.count_nonzero(place.node == place.node[0])) if place.turned else 1)
 
 
 @algorithms("reduce_scatter/ring")

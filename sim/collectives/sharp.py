@@ -22,7 +22,7 @@ def heads(place: Place, name: str, every: bool = False) -> tuple[Ids, Ids]:
 
     every: all members must be heads. Raises NotApplicable where the fabric's switches do not add, or not for these members.
     """
-    if place.size < 2 or not place.leaf:
+    if place.size < 2 or not len(place.leaf):
         raise NotApplicable(
             f"{name}: no switches above these members that add (fabric.sharp), or more groups at once than they serve"
         )
@@ -42,7 +42,7 @@ def heads(place: Place, name: str, every: bool = False) -> tuple[Ids, Ids]:
 
 
 def _nics(place: Place, members: list[int]) -> set[int]:
-    return {place.nic[member] for member in members}
+    return set(place.nic[members].tolist())
 
 
 def up(place: Place, heads: Ids, chunks: Ids, apart: bool = True, reduce: bool = True) -> list[Phase]:
@@ -53,15 +53,15 @@ def up(place: Place, heads: Ids, chunks: Ids, apart: bool = True, reduce: bool =
     """
     share = np.broadcast_to(np.arange(heads.shape[1]), heads.shape).ravel()
     rows = np.broadcast_to(chunks, (*heads.shape, chunks.shape[-1])).reshape(heads.size, -1)
-    begin = place.size + len(set(place.switch))
-    source, at = heads.ravel(), begin + np.array(place.leaf)[heads.ravel()]
+    begin = place.size + len(np.unique(place.switch))
+    source, at = heads.ravel(), begin + place.leaf[heads.ravel()]
     phases = []
     while True:
         phases.append(together(source, at, rows, reduce, share * apart))
         (source, share), rows = _merged(np.stack([at, share]), rows)
         if len(source) == heads.shape[1]:
             return phases
-        at = begin + np.array(place.above)[source - begin]
+        at = begin + place.above[source - begin]
 
 
 def _merged(keys: Ids, rows: Ids) -> tuple[Ids, Ids]:
@@ -121,10 +121,10 @@ def all_reduce_in_switch(place: Place) -> Schedule:
     """The switch of each node gives each member its share of the node's sum; the fabric adds across; the switches spread it."""
     name = "all_reduce/in_switch_collnet"
     members, _ = heads(place, name, every=True)
-    if not place.switch:
+    if not len(place.switch):
         raise NotApplicable(f"{name}: no switch beside all members that adds and multicasts (node.multicast)")
     nodes, each = members.shape
-    groups = np.concatenate([members, np.array(place.switch)[members[:, :1]] + place.size], axis=1)
+    groups = np.concatenate([members, place.switch[members[:, :1]] + place.size], axis=1)
     labels = np.broadcast_to(np.arange(each).reshape(1, each, 1), (nodes, each, 1))
     first, last = (lift(Schedule(each, phases), groups, labels) for phases in (collect(each), spread(each)))
     share = np.arange(each)[:, None]

@@ -18,13 +18,13 @@ from sim.collectives.tree import trees
 def _members(place: Place, name: str) -> int:
     """Number of members, all below one switch, which is endpoint n. Raises NotApplicable elsewhere."""
     _switched(place, name)
-    if len(set(place.switch)) > 1:
-        raise NotApplicable(f"{name}: the members are below {len(set(place.switch))} switches, not one")
+    if (place.switch != place.switch[0]).any():
+        raise NotApplicable(f"{name}: the members are below {place.switch.max() + 1} switches, not one")
     return place.size
 
 
 def _switched(place: Place, name: str) -> None:
-    if not place.switch:
+    if not len(place.switch):
         raise NotApplicable(f"{name}: no switch beside all members that adds and multicasts (node.multicast)")
     if place.size < 2:
         raise NotApplicable(f"{name}: one member needs no switch")
@@ -87,7 +87,7 @@ def all_reduce_tree(place: Place) -> Schedule:
     _switched(place, name)
     grid = levels(place, name)
     nodes, each = grid.shape
-    groups = np.concatenate([grid, np.array(place.switch)[grid[:, :1]] + place.size], axis=1)
+    groups = np.concatenate([grid, place.switch[grid[:, :1]] + place.size], axis=1)
     shares = np.broadcast_to(np.arange(2 * each).reshape(1, each, 2), (nodes, each, 2))  # a half for each of the two trees
     inside: list[tuple[Phase, ...]] = [collect(each), spread(each)]
     if place.turned:

@@ -18,9 +18,9 @@ class Aggregation(NamedTuple):
     the endpoint of each switch, in the same order, shape (groups, switches).
     """
 
-    leaf: tuple[int, ...]
-    above: tuple[int, ...]
-    nic: tuple[int, ...]
+    leaf: Ids
+    above: Ids
+    nic: Ids
     switches: Ids
 
 
@@ -41,7 +41,7 @@ def _above(topology: Topology, groups: bytes, size: int) -> Aggregation | None:
     above[numbers[:, :-1].ravel()] = numbers[:, 1:].ravel()
     places = np.sort(begin)
     ends = ways.reshape(len(ways), -1)[:, places]
-    return Aggregation(tuple(numbers[:, 0].tolist()), tuple(above.tolist()), tuple(nic[0].tolist()), ends)
+    return Aggregation(numbers[:, 0], above, nic[0], ends)
 
 
 def above(topology: Topology, groups: Ids) -> Aggregation | None:

@@ -139,7 +139,8 @@ def _kinds_of_transfers(topology: Topology, source: Ids, destination: Ids) -> Ki
     each = topology.gpus_per_node
     period, slots = topology.period // each, each + 1
     (node, local), (to, other) = _place(topology, source), _place(topology, destination)
-    frame, below = np.divmod(node, period)
+    frame = node // period  # numpy divides by a number fast, by its divmod it does not
+    below = node - frame * period
     distance = (to - node) * slots + other
     ways = distinct(distance)
     key = (below * slots + local) * len(ways) + np.searchsorted(ways, distance)
@@ -153,7 +154,8 @@ def _kinds_of_transfers(topology: Topology, source: Ids, destination: Ids) -> Ki
 
 def _place(topology: ClusterTopology, ends: Ids) -> tuple[Ids, Ids]:
     """Node of each end, and its number there; that of the switch is last."""
-    node, local = np.divmod(ends, topology.gpus_per_node)
+    node = ends // topology.gpus_per_node
+    local = ends - node * topology.gpus_per_node
     beyond = ends >= topology.gpus
     if beyond.any():
         node, local = np.where(beyond, ends - topology.gpus, node), np.where(beyond, topology.gpus_per_node, local)

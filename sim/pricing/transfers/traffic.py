@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -29,12 +30,19 @@ class Traffic(NamedTuple):
 
 def members(grid: Grid, traffic: Traffic) -> Ids:
     """Ranks of the groups, shape (groups, n); of a send, (pairs, 2): sender and receiver."""
+    return _members(grid, traffic._replace(algorithm="", counts=()))
+
+
+@lru_cache(maxsize=4)  # the algorithms of a collective have the same
+def _members(grid: Grid, traffic: Traffic) -> Ids:
     at = dict(traffic.at)
     if traffic.to:
         groups = np.stack([grid.groups((), at).ravel(), grid.groups((), dict(traffic.to)).ravel()], axis=1)
     else:
         groups = grid.groups(traffic.axes, at)
-    return groups[list(traffic.groups)] if traffic.groups else groups
+    groups = groups[list(traffic.groups)] if traffic.groups else groups
+    groups.flags.writeable = False
+    return groups
 
 
 def first_members(grid: Grid, traffic: Traffic) -> Ids:

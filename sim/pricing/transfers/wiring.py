@@ -116,13 +116,12 @@ def _schedule(topology: Topology, grid: Grid, traffic: Traffic, turned: bool = F
 def _place(topology: Topology, grid: Grid, traffic: Traffic) -> Place:
     """Where the members of the first group are, whatever their algorithm."""
     first = first_members(grid, traffic)
-    switch: tuple[int, ...] = ()
+    switch = np.empty(0, np.int64)
     if is_multicast(topology) and (beside := topology.switch_of(first)).min(initial=0) >= 0:
         _, seen, number = np.unique(beside, return_index=True, return_inverse=True)
-        switch = tuple(np.argsort(np.argsort(seen))[number].tolist())  # by first member
+        switch = np.argsort(np.argsort(seen))[number]  # by first member
     along = rings(topology, tuple(first.tolist())) if len(first) <= MEMBERS else ()
-    node = tuple(topology.node_of(first).tolist())
-    place = Place(node, switch, traffic.counts, along, meshed=not along and is_meshed(topology, first))
+    place = Place(topology.node_of(first), switch, traffic.counts, along, meshed=not along and is_meshed(topology, first))
     if aggregation(topology) is not None:
         place = _below_switches(place, topology, grid, traffic, first)
     return place
