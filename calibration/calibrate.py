@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from calibration.devices import class_of
 from calibration.fit.machine import kernels as fit_kernels
 from calibration.fit.machine.kernels import error
 from calibration.fit.machine.profile import Fit
@@ -49,7 +50,8 @@ def calibrate(request: Request, hear: Hear) -> Result | None:
     measured = measure(request, hear)
     if measured is None:
         return None
-    patient = measured[0]["device"] == "cpu" and not request.quick and not under_launcher()  # others take no time of a GPU
+    queued = class_of(measured[0]["device"]).ordered  # of which others take no time
+    patient = not (queued or request.quick or under_launcher())
     for extra in range(1, AGAIN + 1):
         disturbed = _disturbed(measured[1]) if patient and not request.over else {}
         if not disturbed:
@@ -106,7 +108,8 @@ def _disturbed(samples: Sequence[Sample]) -> dict[str, set[Key]]:
     """By part, the cases that were never measured undisturbed, where they are more than DISTURBED of all."""
     calm, every = {sample.key for sample in samples if sample.foreign <= LIMIT}, dict[str, set[Key]]()
     for sample in samples:
-        every.setdefault(sample.part, set()).add(sample.key)
+        if sample.part != "anchor":
+            every.setdefault(sample.part, set()).add(sample.key)
     left = {part: keys - calm for part, keys in every.items()}
     return {part: keys for part, keys in left.items() if len(keys) > DISTURBED * len(every[part])}
 
@@ -189,7 +192,7 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
 
 
 def _base(head: dict[str, Any], cluster: Cluster) -> Profile:
-    return load_profile(CPU) if head["device"] == "cpu" else profile_for(cluster.node.gpu.model)
+    return profile_for(cluster.node.gpu.model) if class_of(head["device"]).ordered else load_profile(CPU)
 
 
 def write_profile(path: Path, profile: Profile) -> Profile:
@@ -202,19 +205,20 @@ def write_profile(path: Path, profile: Profile) -> Profile:
 
 def _hardware(request: Request, head: dict[str, Any], merged: Sequence[Merged], name: str) -> tuple[Cluster, str]:
     """The cluster that prices are relative to; and its file's text where it is described by what was measured."""
+    queued = class_of(head["device"]).ordered
     per_node = max(
         (int(sample.case["ranks"]) for sample in merged if sample.part == "collective" and sample.case["nodes"] == 1), default=1
     )
     if request.cluster:
         cluster = load_cluster(request.cluster)
-        if bool(cluster.node.gpu.sms) != (head["device"] == "cuda"):
-            there = "of GPUs" if head["device"] == "cuda" else "of a CPU"
+        if bool(cluster.node.gpu.sms) != queued:
+            there = "of GPUs" if queued else "of a CPU"
             raise UserError(
                 f"{request.journal}: samples are {there} ({head['machine']}), and cluster {cluster.name} is another "
                 f"sort of machine ({cluster.node.gpu.name})"
             )
         return cluster, ""
-    if head["device"] == "cuda":
+    if queued:
         memory = float(head.get("facts", {}).get("memory", 0.0))
         return catalogue_cluster(catalogue_gpu(str(head["machine"]).split(",")[0], memory), per_node), ""
     products = [sample for sample in merged if sample.part == "gemm"]

@@ -1,42 +1,32 @@
-"""How far a machine is from when it was calibrated: anchors of the profile, and what was read of them beside a job.
+"""How far a machine is from when it was calibrated: anchors of the profile, and what was read of them while a job was timed.
 
-Neighbours, temperature and clocks change a machine within minutes. A comparison of prediction and measurement tells that apart
-from what is wrong with the prediction: the prices are scaled as the anchors have drifted.
+Neighbours, temperature and clocks change a machine within minutes. Anchors are visited all through a calibration, and between
+the blocks of steps of a job: one visit tells no more than how fast the machine was just then. A comparison of prediction and
+measurement tells that apart from what is wrong with the prediction: the prices are scaled as the anchors have drifted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import mean
+from statistics import median
 
-from calibration.samples import Case, Merged
+from calibration.samples import Merged
 from sim.pricing.prices import Crowding, Profile
+from sim.pricing.transfers.measured_tables import Wrapping
 
 COMPUTE, EXCHANGE = "layer", "all_reduce"
-ANCHORS: dict[str, Case] = {
-    COMPUTE: {"hidden": 512, "tokens": 256, "layers": 1, "passes": "forward"},
-    EXCHANGE: {"operation": "all_reduce", "bytes": 2**24},  # smaller ones scatter more than machines drift
-}
-PARTS = {COMPUTE: "layer", EXCHANGE: "collective"}
-CONTEXTS = {COMPUTE: "alone", EXCHANGE: "step"}
+PARTS = {COMPUTE: "layer", EXCHANGE: "collective"}  # with which a calibration visits them
 
 
-def anchors_of(merged: Sequence[Merged], ranks: int) -> dict[str, float]:
-    """Seconds of each anchor that a calibration of so many ranks on one node measured."""
-    result: dict[str, float] = {}
-    for name, case in ANCHORS.items():
-        wanted = case | ({"ranks": ranks, "nodes": 1} if name == EXCHANGE else {})
-        found = [sample for sample in merged if sample.part == PARTS[name] and sample.context == CONTEXTS[name]]
-        seconds = [sample.value for sample in found if wanted.items() <= sample.case.items()]
-        if seconds:
-            result[name] = seconds[0]
-    return result
+def anchors_of(merged: Sequence[Merged]) -> dict[str, float]:
+    """Seconds of each anchor that a calibration visited."""
+    return {str(sample.case["kind"]): sample.value for sample in merged if sample.part == "anchor"}
 
 
 def drift(profile: Profile, readings: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Of each anchor that both have: seconds read, the mean of the readings, over those of the calibration."""
+    """Of each anchor that both have: seconds read, the median of the readings, over those of the calibration."""
     return {
-        name: mean(reading[name] for reading in readings) / seconds
+        name: median(reading[name] for reading in readings) / seconds
         for name, seconds in profile.anchors.items()
         if readings and all(name in reading for reading in readings)
     }
@@ -54,6 +44,10 @@ def drifted(profile: Profile, by: Mapping[str, float]) -> Profile:
                 for name, each in crowded.items()
             },
             "launch": profile.launch * compute,
+            "wrapping": {
+                name: Wrapping.model_construct(fixed=each.fixed * compute, rate=each.rate / compute)
+                for name, each in profile.wrapping.items()
+            },
             "optimizer": profile.optimizer / compute,
             "memory": profile.memory.model_copy(update={"fractions": {name: share / compute for name, share in memory.items()}}),
             "tables": tuple(

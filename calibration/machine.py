@@ -122,11 +122,11 @@ def part_of(gpu: str, count: int) -> dict[str, Any]:
     return {"name": f"{count}-{gpu}", "based_on": catalogue_cluster(gpu, count).name, "nodes": 1, "node": node}
 
 
-def another_gpu(cluster: Cluster) -> str | None:
+def another_gpu(cluster: Cluster, device: Kind) -> str | None:
     """What to say when the GPUs of `cluster` are not the one at hand, both of the catalogue; None where they are, or where one is
     a description of the user's own.
     """
-    facts = compute_device("cuda").facts()
+    facts = compute_device(device).facts()
     here, asked = known_gpu(str(facts["name"]), float(facts["memory"])), cluster.node.gpu.model
     if here is None or asked not in gpu_names() or here == asked:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-from calibration.devices import Kind
+from calibration.devices import Kind, class_of
 from calibration.devices import device as compute_device
 from calibration.fit.machine.parts import Fitted
 from calibration.launch.launcher import under_launcher
@@ -106,18 +106,19 @@ def check_parts(request: Request, device: Kind, ranks: int) -> None:
     lone = [part for part in ("collective", "overlap") if part in request.parts]
     if ranks == 1 and set(request.parts) <= {"collective", "overlap"}:
         raise UserError(f"--parts {','.join(lone)}: needs at least 2 ranks, and there is 1")
-    if device == "cpu" and not request.cluster and not {"gemm", "memory"} <= set(request.parts):
+    queued = class_of(device).ordered
+    if not queued and not request.cluster and not {"gemm", "memory"} <= set(request.parts):
         raise UserError(NEEDED)
-    if request.cluster and bool(load_cluster(request.cluster).node.gpu.sms) != (device != "cpu"):
-        if device == "cpu":
+    if request.cluster and bool(load_cluster(request.cluster).node.gpu.sms) != queued:
+        if not queued:
             raise UserError(f"--cluster {request.cluster}: has GPUs, and torch finds none on this machine")
         raise UserError(f"--cluster {request.cluster}: has no GPUs, and torch finds some here: CUDA_VISIBLE_DEVICES= hides them")
-    if device == "cpu":
+    if not queued:
         return
     if not request.cluster:  # refused now, and not when everything has been measured
         facts = compute_device(device).facts()
         catalogue_gpu(str(facts["name"]), float(facts["memory"]))
-    elif another := another_gpu(load_cluster(request.cluster)):
+    elif another := another_gpu(load_cluster(request.cluster), device):
         raise UserError(f"--cluster {request.cluster}: {another}")
 
 
@@ -132,7 +133,7 @@ def ranks_of(request: Request, device: Kind) -> int:
         if request.ranks not in (0, int(world)):
             raise UserError(f"--ranks {request.ranks}: the launcher started WORLD_SIZE={world}")
         return int(world)
-    if device == "cpu":
+    if not class_of(device).ordered:
         return request.ranks or len(available_cores())
     found = compute_device(device).count()
     if request.ranks > found:

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, PositiveInt
 
+from calibration.devices import Kind
 from calibration.measure.interference import LIMIT
 from topologies.documents.writing import write_whole
 from topologies.reading import Config, UserError, build, lines_of, parse_line, shown
@@ -31,6 +32,7 @@ SIZES = {  # numbers and texts that tell the cases of a part from others
     "overlap": (),
     "wrapping": ("width",),
     "footprint": (),
+    "anchor": (),
     "layer": ("hidden", "layers"),
     "sustained": ("side",),
 }
@@ -47,6 +49,7 @@ NAMES = {
     "overlap": ("kind",),
     "wrapping": ("wrapper",),
     "footprint": ("kind",),
+    "anchor": ("kind",),
     "sustained": ("kind", "dtype"),
 }
 
@@ -57,7 +60,7 @@ Key = tuple[str, str, tuple[tuple[str, str | float], ...]]
 class Sample(Config):
     """One measurement of one case on all ranks at once."""
 
-    part: str  # gemm, attention, memory, optimizer, launch, copy, collective, overlap, wrapping, footprint, layer, sustained
+    part: str  # as in SIZES
     case: Case  # sizes and names that tell it from others of its part
     context: Literal["alone", "step"] = "alone"  # back to back, or between pieces of compute as in a training step
     value: float = Field(ge=0, le=1e15)  # seconds; bytes of a footprint
@@ -77,7 +80,7 @@ class Head(Config):
     """The first line of a journal, as `calibration.machine.describe` and `calibrate` say it."""
 
     format: Literal[1]
-    device: Literal["cpu", "cuda"]
+    device: Kind
     ranks: PositiveInt = Field(le=2**20)
     machine: str
     versions: str

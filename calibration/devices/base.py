@@ -40,10 +40,18 @@ class ComputeDevice(ABC):
 
     kind: ClassVar[Kind]
     backend: ClassVar[str]  # of torch.distributed
-    ordered: ClassVar[bool]  # whether work is queued, so that the host goes on before it is done
+    ordered: ClassVar[bool]  # whether work is queued, so that the host goes on before it is done; a queue takes one rank
+    any_source: ClassVar[bool]  # whether its backend receives from whichever rank sends first
+    batch_norm: ClassVar[bool]  # whether torch.nn.SyncBatchNorm takes its tensors
+    beyond: ClassVar[str]  # what `held` tells
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
+
+    @classmethod
+    def of_rank(cls, local_rank: int) -> Self:
+        """The device of the process with this number on its node."""
+        return cls(local_rank)
 
     # -- which -----------------------------------------------------------------------------------------------------------
 

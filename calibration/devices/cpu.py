@@ -26,6 +26,9 @@ class CpuDevice(ComputeDevice):
     kind: ClassVar[Kind] = "cpu"
     backend: ClassVar[str] = "gloo"
     ordered: ClassVar[bool] = False
+    any_source: ClassVar[bool] = True
+    batch_norm: ClassVar[bool] = False
+    beyond: ClassVar[str] = "resident memory of a process"
 
     def count(self) -> int:
         """Cores that this process may use."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Mapping
 from typing import Any, ClassVar, Self
@@ -27,6 +28,9 @@ class CudaDevice(ComputeDevice):
     kind: ClassVar[Kind] = "cuda"
     backend: ClassVar[str] = "nccl"
     ordered: ClassVar[bool] = True
+    any_source: ClassVar[bool] = False
+    batch_norm: ClassVar[bool] = True
+    beyond: ClassVar[str] = "memory that the device lost"
 
     def __init__(self, index: int = 0) -> None:
         import torch
@@ -34,6 +38,12 @@ class CudaDevice(ComputeDevice):
         super().__init__(index)
         self._cuda: Any = torch.cuda
         self._launching = 0.0  # seconds of the host for the stretch before
+
+    @classmethod
+    def of_rank(cls, local_rank: int) -> Self:
+        """A launcher may show each of its processes one GPU, which is then the first that it sees."""
+        alone = "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
+        return cls(0 if alone else local_rank)
 
     def count(self) -> int:
         """GPUs that CUDA shows to this process."""

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from calibration.devices import Kind
+from calibration.devices import Kind, class_of
 from calibration.devices import device as compute_device
 from calibration.execute.limits import compared_in_parts, ready, throttled
 from calibration.execute.traced.limits import EXACTLY, EXCHANGED
@@ -34,7 +34,7 @@ class Execution:
     operations: list[dict[str, Any]]  # of rank 0
     machine: dict[str, Any]  # where, with which versions, when
     notes: tuple[str, ...]
-    anchors: tuple[dict[str, float], ...] = ()  # of calibration/drift.py: seconds right before and after the timed steps
+    anchors: tuple[dict[str, float], ...] = ()  # of calibration/drift.py: seconds before, between and after the timed blocks
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
@@ -81,14 +81,15 @@ def device_of(job: Job) -> Kind:
     gpu = job.cluster.node.gpu
     if gpu.sms == 0:
         return "cpu"
-    if find_device() != "cuda":
+    kind = find_device()
+    if not class_of(kind).ordered:
         raise UserError(
             f"{job.where}: cluster {job.cluster.name} has GPUs ({gpu.name}) and torch finds none on this machine; "
             "take --cluster cpu-gloo for its cores"
         )
-    if another := another_gpu(job.cluster):
+    if another := another_gpu(job.cluster, kind):
         raise UserError(f"{job.where}: {another}: nothing that is measured here could be compared with its prediction")
-    return "cuda"
+    return kind
 
 
 def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
@@ -138,7 +139,7 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
         memory[rank["stage"]] = max(memory.get(rank["stage"], 0.0), rank["memory"])
     layers = "one process does not hold the model: the first step was compared with one that has a layer at a time"
     exactly = EXACTLY if job.model.module is not None else None
-    norms = EXCHANGED if job.plan.sync_norm and device == "cpu" and len(ranks) > 1 else None
+    norms = EXCHANGED if job.plan.sync_norm and not class_of(device).batch_norm and len(ranks) > 1 else None
     said = (crowded(len(ranks), device), layers if first["compared"]["streamed"] else None, norms, exactly)
     return Execution(
         name=job.name,
@@ -147,7 +148,7 @@ def _execution(job: Job, ranks: Sequence[dict[str, Any]], device: Kind) -> Execu
         times=first["times"],
         memory=memory,
         volume=_most([rank["volume"] for rank in ranks]),
-        wire=_most([rank["wire"] for rank in ranks]) if device == "cpu" else None,
+        wire=_most([rank["wire"] for rank in ranks]) if class_of(device).backend == "gloo" else None,
         operations=first["operations"],
         machine=first["machine"],
         notes=tuple(filter(None, said)),

@@ -122,7 +122,7 @@ def _traced(setup: Setup, group: Any) -> Traced:
     assert setup.job.model.module is not None
     net = Traced(setup.job.model.module, torch.float64 if setup.exact else torch.float32)
     if setup.plan.sync_norm and setup.resolved.copies > 1:
-        synchronise(net, group, setup.device)
+        synchronise(net, group, setup.place.compute.batch_norm)
     return net
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from calibration.devices import class_of
 from calibration.execute import device_of
 from calibration.execute.limits import ready
 from calibration.launch.place import need_torch
@@ -49,7 +50,7 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
         raise UserError(f"{job.where}: data_parallel={job.plan.data_parallel}: parameter servers are in its place")
     if not 0 < servers < ranks:
         raise UserError(f"--servers {servers}: of {ranks} processes at least 1 and at most {ranks - 1}, so that workers are left")
-    if device == "cuda" and bound != 0:
+    if not class_of(device).any_source and bound != 0:
         raise UserError(f"--staleness {staleness}: NCCL cannot receive from whichever rank comes first; only sync runs on GPUs")
 
     need_torch()

@@ -25,7 +25,7 @@ from calibration.execute.setup import Setup
 from calibration.launch.launcher import under_launcher
 from calibration.launch.place import Place
 from calibration.machine import describe
-from calibration.measure.anchors import read
+from calibration.measure.anchors import Readings
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -96,17 +96,16 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
-    before = read(place) if seconds and not job.effects else {}
-    times = asdict(measure(runner, seconds)) if seconds else None
+    anchors = Readings(place)
+    times = asdict(measure(runner, seconds, _nothing if job.effects else anchors.visit)) if seconds else None
     runner.finish()
-    anchors = [before, read(place)] if before else []
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     steps = setup.resolved.local_steps
     sent = [(axis_of(setup, moved), moved.operation, moved.sent / steps) for moved in counting.moved]
     return {
         "compared": asdict(compared),
         "times": times,
-        "anchors": anchors,
+        "anchors": anchors.seconds,
         "stage": setup.at["pp"],
         "memory": memory.peak if followed else None,
         "volume": _volumes(setup, sent, {}),
@@ -114,6 +113,10 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
         "operations": _operations(sent),
         "machine": describe(place.device, place.world) | stamp,
     }
+
+
+def _nothing() -> None:
+    """Visits no anchors: a rank that is throttled is slow on purpose."""
 
 
 def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapping[str, float]) -> dict[str, float]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from calibration.devices import Kind
+from calibration.devices import Kind, class_of
 from calibration.validation_set import SHIPPED, read_variants
 
 SETS = Path(__file__).parent
@@ -41,16 +41,17 @@ def stages(kind: Kind, devices: int) -> list[Stage]:
     """For so many devices of this machine: every strategy once, a quick profile, steps of real models beside their predictions, a
     full profile, and the steps by that.
     """
-    seconds = 10.0 if kind == "cuda" else 0.5
+    gpus = class_of(kind).ordered
+    seconds = 10.0 if gpus else 0.5
     quick = "quick-profile.yaml"
-    cluster = ("--cluster", CLUSTER) if kind == "cuda" else ("--cluster", "quick-profile.cluster.yaml")
-    calibration = ("--cluster", CLUSTER) if kind == "cuda" else ()
+    cluster = ("--cluster", CLUSTER) if gpus else ("--cluster", "quick-profile.cluster.yaml")
+    calibration = ("--cluster", CLUSTER) if gpus else ()
     ranks = ("--ranks", str(devices))
     first = Stage(
         "quick calibration", ("calibrate", "--quick", "--output", quick, "--minutes", AGAIN["quick"], *ranks, *calibration), FULL
     )
     strategies = list(_strategies(cluster, devices))
-    result = [first, *strategies] if kind == "cpu" else [*strategies, first]  # cores are described by what is measured
+    result = [*strategies, first] if gpus else [first, *strategies]  # cores are described by what is measured
     result += list(_steps(kind, quick, cluster, seconds, "by the quick profile"))
     result.append(
         Stage("calibration", ("calibrate", "--output", PROFILE, "--minutes", AGAIN["full"], *ranks, *calibration), FULL)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, cast
 
-from calibration.devices import Kind
+from calibration.devices import Kind, class_of
 from calibration.launch.place import (
     ALLOCATOR,
     PATIENCE,
@@ -116,7 +116,7 @@ class LocalRanks:
 
     def _start(self, rank: int) -> None:
         cores = available_cores()
-        share = len(cores) // self.ranks if self.device == "cpu" else 0
+        share = len(cores) // self.ranks if not class_of(self.device).ordered else 0
         mine = cores[rank * share : (rank + 1) * share]
         root = str(Path(__file__).parents[__name__.count(".")])  # where this package is imported from
         path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])

@@ -14,7 +14,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
-from calibration.devices import ComputeDevice, Kind, device, present
+from calibration.devices import ComputeDevice, Kind, class_of, present
 from topologies.reading import UserError
 
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
@@ -44,9 +44,8 @@ class Place:
 
     @cached_property
     def compute(self) -> ComputeDevice:
-        """What the rank computes on. A launcher may show each of its processes one GPU, which is then the first that it sees."""
-        alone = self.device == "cuda" and "," not in os.environ.get("CUDA_VISIBLE_DEVICES", ",")
-        return device(self.device, 0 if alone else self.local_rank)
+        """What the rank computes on."""
+        return class_of(self.device).of_rank(self.local_rank)
 
 
 def need_torch() -> None:
@@ -89,7 +88,7 @@ def available_cores() -> tuple[int, ...]:
 def crowded(ranks: int, device: Kind) -> str | None:
     """What to say when there are more ranks than cores."""
     cores = len(available_cores())
-    if device == "cuda" or ranks <= cores:
+    if class_of(device).ordered or ranks <= cores:
         return None
     return (
         f"{ranks} processes share {cores} cores: they take turns, and times are those of a crowded machine, several times "
@@ -154,7 +153,7 @@ def prepare(place: Place) -> None:
     if place.cores:
         os.sched_setaffinity(0, place.cores)
         torch.set_num_threads(len(place.cores))
-    if place.device != "cpu" and place.compute.index >= place.compute.count():
+    if place.compute.ordered and place.compute.index >= place.compute.count():
         found = place.compute.count()
         raise UserError(f"rank {place.rank}: needs GPU {place.compute.index} of this machine, and torch finds {found}")
     place.compute.select()

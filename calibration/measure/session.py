@@ -14,8 +14,9 @@ from typing import Any
 
 import torch.distributed as dist
 
+from calibration.drift import PARTS
 from calibration.launch.place import Place
-from calibration.measure import collectives, kernels, layer, pipeline_passes, side_effects, sustained
+from calibration.measure import anchors, collectives, kernels, layer, pipeline_passes, side_effects, sustained
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
 from calibration.measure.interference import LIMIT
@@ -25,6 +26,7 @@ ROOM = 0.15  # of free memory, shared by the ranks of a machine, that the buffer
 FULL = 0.8  # of free memory that a case may take: larger ones are left out
 TOUCHED, LARGEST = 0.25, 2.0**30  # part of free memory, and bytes beyond those of one case in turn, that are mapped at first
 FEWEST = 0.2  # part of its repetitions that a case gets at least
+OFTEN = 15.0  # seconds after which the anchors of drift are visited again, so that they tell how fast the machine was all along
 POLL = 0.25  # seconds between looks at a machine that is not quiet
 
 
@@ -59,15 +61,20 @@ def measure(
             "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist())),
         }
     )
+    beside = [probe for probe in anchors.probes(bench) if PARTS[str(probe.case["kind"])] in parts]
+    visited = -inf
     for number in range(asked.rounds):
         session.settle()
         for at, probe in enumerate(probes):
             if number < probe.rounds or number >= usual:
-                left = 1 - float(bench.gather([time.monotonic() - begun])[0, 0]) / seconds
-                if number and left <= 0:
+                spent = float(bench.gather([time.monotonic() - begun])[0, 0])
+                if number and spent >= seconds:
                     return session.hosts
-                bench.pace = 1.0 if number else pace(left, 1 - at / len(probes))
-                session.visit(probe, number)
+                bench.pace = 1.0 if number else pace(1 - spent / seconds, 1 - at / len(probes))
+                if session.visit(probe, number) and spent - visited >= OFTEN:
+                    visited = spent
+                    for anchor in beside:
+                        session.visit(anchor, number)
     return session.hosts
 
 
@@ -132,18 +139,19 @@ class _Session:
             self.tell({"waiting": f"others use {foreign:.0%} of the CPU"})
             self.patience -= 2 * POLL
 
-    def visit(self, probe: Probe, number: int) -> None:
-        """Measure a case, and once more when somebody disturbed it."""
+    def visit(self, probe: Probe, number: int) -> bool:
+        """Measure a case, and once more when somebody disturbed it; whether it was still to be measured."""
         key = Sample(part=probe.part, case=dict(probe.case), context=probe.context, value=0).key
-        if (number, key) in self.done:
+        if probe.part != "anchor" and (number, key) in self.done:
             self.tell({"skipped": 1})
-            return
+            return False
         sample = self._once(probe, number)
         if sample.foreign > LIMIT and self.patience > 0:
             self._wait()
             again = self._once(probe, number)
             sample = min(sample, again, key=lambda reading: reading.foreign)
         self._keep(sample)
+        return True
 
     def _once(self, probe: Probe, number: int) -> Sample:
         self.bench.barrier()

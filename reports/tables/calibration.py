@@ -34,7 +34,7 @@ def progress(quiet: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
                 bar.console.print(message["note"], style="yellow")
             elif "skipped" in message:
                 bar.advance(task)
-            elif message.get("sample", {}).get("part") != "footprint":
+            elif message.get("sample", {}).get("part") not in ("footprint", "anchor"):
                 sample = message["sample"]
                 name = sample["case"].get("operation") or sample["case"].get("kind") or sample["case"].get("layout") or ""
                 bar.update(task, advance=1, description=f"{sample['part']} {name}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from calibration.measure.interference import LIMIT, Moment, foreign
 
 WARM_UP = 2  # steps
 BLOCK = 0.5  # seconds of one block at least
+VISITS = 3  # to the anchors of the machine's speed, about
 LEAST = 5  # blocks that the median is taken of, time permitting
 
 
@@ -34,19 +36,30 @@ class Times:
     waited: float  # of the wall time, by the rank that waited longest for a core
 
 
-def measure(runner: Runner, seconds: float) -> Times:
-    """Run blocks until there are enough undisturbed ones or `seconds` are over. Every rank must call it; all get the same."""
+def measure(runner: Runner, seconds: float, visit: Callable[[], None]) -> Times:
+    """Run blocks until there are enough undisturbed ones or `seconds` are over. Every rank must call it; all get the same.
+
+    visit: called before the first block, after the last, and between blocks VISITS − 2 times, evenly; a step that is not timed
+    follows it.
+    """
     setup = runner.setup
     for _ in range(WARM_UP):
         runner.step()
     size = _steps_per_block(runner, seconds)
     kept: list[float] = []
     every: list[tuple[float, float, float]] = []  # seconds per step, foreign, waited
-    begin = time.perf_counter()
-    while not every or _agreed(_goes_on(begin, seconds, len(kept)), runner):
+    spent = visited = 0.0
+    while not every or _agreed(_goes_on(spent, seconds, len(kept)), runner):
+        if not every or _agreed(spent - visited >= seconds / (VISITS - 1), runner):
+            visit()
+            runner.step()
+            visited = spent
+        begin = time.perf_counter()
         every.append(_block(runner, size))
+        spent += time.perf_counter() - begin
         if every[-1][1] <= LIMIT:
             kept.append(every[-1][0])
+    visit()
     used = sorted(kept or [step for step, _, _ in every])
     quartiles = statistics.quantiles(used, n=4) if len(used) > 1 else [used[0]] * 3
     rounds = setup.resolved.local_steps
@@ -63,9 +76,8 @@ def measure(runner: Runner, seconds: float) -> Times:
     )
 
 
-def _goes_on(begin: float, seconds: float, kept: int) -> bool:
+def _goes_on(spent: float, seconds: float, kept: int) -> bool:
     """Whether another block is wanted: until the time is over; for want of quiet ones twice as long."""
-    spent = time.perf_counter() - begin
     return spent < seconds or (kept < LEAST and spent < 2 * seconds)
 
 

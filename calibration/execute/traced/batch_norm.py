@@ -22,16 +22,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from calibration.execute.buckets import wide
 
 
-def synchronise(net: nn.Module, group: Any, device: torch.device) -> None:
-    """Every batch normalisation inside a module, over the ranks of `group`; None: over what one process is given."""
+def synchronise(net: nn.Module, group: Any, torchs: bool) -> None:
+    """Every batch normalisation inside a module, over the ranks of `group`; None: over what one process is given. torchs: whether
+    the device's tensors may go to PyTorch's own.
+    """
     for module in net.modules():
         for name, child in module.named_children():
             if isinstance(child, _BatchNorm):
-                setattr(module, name, _synchronised(child, group, device))
+                setattr(module, name, _synchronised(child, group, torchs))
 
 
-def _synchronised(norm: _BatchNorm, group: Any, device: torch.device) -> nn.Module:
-    if device.type != "cuda" or group is None:
+def _synchronised(norm: _BatchNorm, group: Any, torchs: bool) -> nn.Module:
+    if not torchs or group is None:
         return BatchNorm(norm, group)
     convert: Any = nn.SyncBatchNorm.convert_sync_batchnorm
     result: nn.Module = convert(norm, group)

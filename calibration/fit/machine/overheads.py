@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from calibration.devices import class_of
 from calibration.fit.machine.parts import Parts
 from calibration.measure.layer_check import FITTED, checks
 from calibration.measure.layer_check import crowding as layers_crowding
@@ -76,7 +77,7 @@ def footprint(fit: Parts) -> None:
         "reserve": min(0.99, reserve or old.reserve),
     }
     fit.change["overhead"] = Overhead.model_construct(**overhead)
-    where = "resident memory of a process" if fit.head["device"] == "cpu" else "memory that the device lost"
+    where = class_of(fit.head["device"]).beyond
     fit.note(
         "overhead",
         "one process before its tensors, and with a second communicator",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from calibration.devices import class_of
 from calibration.drift import anchors_of
 from calibration.fit.machine import kernels, overheads
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
@@ -46,7 +47,7 @@ class Fit(Parts):
                 f"{disturbed} of {len(self.merged)} cases ({share:.0%}) were measured while others used the machine: "
                 "measure again when it is quiet"
             )
-        self.change["anchors"] = anchors_of(self.merged, int(self.head["ranks"])) if not self.gpu.sms else {}
+        self.change["anchors"] = anchors_of(self.merged)
         update = self.change | {"name": name, "provenance": self.provenance, "gpu": self.gpu.name, "applies_to": ()}
         self.result.profile = self.base.model_copy(update=update)
         return self.result
@@ -204,7 +205,7 @@ class Fit(Parts):
         measured = rows(self.merged)
         if not measured:
             return
-        gloo = self.head["device"] == "cpu"
+        gloo = class_of(self.head["device"]).backend == "gloo"
         compared: list[Point] = []
         if gloo:
             collective_tables = tables(self.merged)

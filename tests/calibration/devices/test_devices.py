@@ -102,8 +102,8 @@ def test_a_gpu_that_is_not_known_is_refused_before_anything_is_measured(monkeypa
 
 def test_a_cluster_of_other_gpus_than_those_at_hand_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     a_gpu(monkeypatch, "NVIDIA H200", 139.8 * GIB)
-    assert another_gpu(load_cluster("hgx-h200")) is None
-    assert "h200-sxm" in str(another_gpu(load_cluster("dgx-h100")))
+    assert another_gpu(load_cluster("hgx-h200"), "cuda") is None
+    assert "h200-sxm" in str(another_gpu(load_cluster("dgx-h100"), "cuda"))
     with pytest.raises(UserError, match="GPUs of another kind"):
         check_parts(Request(tmp_path / "p.yaml", cluster="dgx-h100"), "cuda", 1)
 
@@ -242,6 +242,6 @@ def test_peak_memory_is_the_allocators_on_a_gpu_and_that_of_live_tensors_on_core
 def test_nothing_else_asks_torch_cuda() -> None:
     """Device-specific calls are in this room alone."""
     room = Path(__file__).parents[3] / "calibration"
-    asks = re.compile(r"torch\.(backends\.)?cuda")
+    asks = re.compile(r"""torch\.(backends\.)?cuda|[!=]= *["']cuda["']""")
     others = [path for path in room.rglob("*.py") if "devices" not in path.parts and asks.search(path.read_text())]
     assert not others
