@@ -65,14 +65,13 @@ class Ring(torch.autograd.Function):
         """Blocks of keys one after the other, own ones first."""
         ctx.context = context
         every = _gathered(k, v, context)
-        result, total = torch.zeros_like(q, dtype=torch.float32), torch.full(q.shape[:-1], -torch.inf, device=q.device)
+        result = total = None
         for rank, queries, keys in _blocks(context, q.shape[2]):
             block_k, block_v = _widened(every[rank], keys, q)
             block, sums = _flash(q[:, :, queries], block_k, block_v, context.causal and rank == context.rank)
-            both = torch.logaddexp(total[:, :, queries], sums)
-            old, new = (total[:, :, queries] - both).exp(), (sums - both).exp()
-            result[:, :, queries] = result[:, :, queries] * old[..., None] + block * new[..., None]
-            total[:, :, queries] = both
+            block = block.to(torch.float32)
+            result, total = (block, sums) if result is None else _merged(result, total, block, sums, queries)
+        assert result is not None
         result = result.to(q.dtype)
         ctx.save_for_backward(q, k, v, result, total)
         return result
@@ -85,17 +84,31 @@ class Ring(torch.autograd.Function):
         every, of_queries = _gathered(k, v, context), torch.zeros_like(q, dtype=torch.float32)
         of_keys = torch.zeros_like(every, dtype=torch.float32)
         for rank, queries, keys in _blocks(context, q.shape[2]):
-            own_gradient, own_q, own_result, sums = (x[:, :, queries].contiguous() for x in (gradient, q, result, total))
+            own_gradient, own_q, own_result = (x[:, :, queries] for x in (gradient, q, result))
+            sums = total[:, :, queries].contiguous()  # kernels take no others
             causal = context.causal and rank == context.rank
             block_k, block_v = _widened(every[rank], keys, q)
             of_q, *of_block = _flash_backward(own_gradient, own_q, block_k, block_v, own_result, sums, causal)
             of_queries[:, :, queries] += of_q
             for place, part in zip(of_keys[rank], of_block, strict=True):
-                batch, heads, _, _ = place.shape
-                place[:, :, keys] += part.view(batch, heads, -1, *part.shape[2:]).sum(2)
+                place[:, :, keys] += part if part.shape[1] == place.shape[1] else part.unflatten(1, (place.shape[1], -1)).sum(2)
         mine = torch.empty_like(of_keys[0])
         dist.reduce_scatter_tensor(mine.flatten(0, 1), of_keys.flatten(0, 2), group=context.group)
         return of_queries.to(q.dtype), mine[0].to(k.dtype), mine[1].to(v.dtype), None
+
+
+def _merged(result: Tensor, total: Tensor, block: Tensor, sums: Tensor, queries: slice) -> tuple[Tensor, Tensor]:
+    """A result in fp32 and its sums with those of one more block for some of the queries, the last ones.
+
+    By the operators of PyTorch's own ring attention (_SDPAMerger): what is priced is what runs.
+    """
+    old, before = result[:, :, queries], total[:, :, queries]
+    share = functional.sigmoid(sums - before)
+    old = old - share[..., None] * (old - block)
+    before = before - functional.logsigmoid(before - sums)
+    if not queries.start:
+        return old, before
+    return torch.cat((result[:, :, : queries.start], old), 2), torch.cat((total[:, :, : queries.start], before), 2)
 
 
 def _swapped(x: Tensor, context: ContextParallel, to_heads: bool) -> Tensor:
@@ -128,7 +141,8 @@ def _blocks(context: ContextParallel, tokens: int) -> Iterator[tuple[int, slice,
 
 def _widened(pair: Tensor, keys: slice, q: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values, as many heads as queries have."""
-    wide = pair[:, :, :, keys].repeat_interleave(q.shape[1] // pair.shape[2], 2)
+    pair = pair[:, :, :, keys]
+    wide = pair if q.shape[1] == pair.shape[2] else pair.repeat_interleave(q.shape[1] // pair.shape[2], 2)
     return wide[0], wide[1]
 
 

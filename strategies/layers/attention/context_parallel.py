@@ -103,8 +103,10 @@ def merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tu
         back = passes("backward", *[3 * item * queries, 3 * item * keys / 2] * others, 2 * item * queries, 2 * item * keys)
         return there, back
     joined, added, half = 2 * item * keys, item + 2 * wide, keys / 2  # half: keys, or values
-    merged = [size * results for size in (item + wide, 3 * wide, 2 * wide, 3 * wide)]
-    there = passes("forward", *[joined] * others, (item + wide) * results, *merged * others, (item + wide) * results)
+    cast = [item + wide] * (item < wide)  # what is of fp32 already stays as it is
+    merged = [size * results for size in (*cast, 3 * wide, 2 * wide, 3 * wide)]
+    casts = [size * results for size in cast]
+    there = passes("forward", *[joined] * others, *casts, *merged * others, *casts)
     turn = [added * half / 2, 2 * wide * half] * 2 + [2 * wide * keys, added * queries]
     back = passes(
         "backward",
@@ -112,7 +114,7 @@ def merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tu
         *[joined] * others,
         *(added * half, added * half, 2 * wide * keys, added * queries),
         *turn * others,
-        *((item + wide) * queries, (item + wide) * keys),
+        *(size * count for size in cast for count in (queries, keys)),
     )
     return there, back
 

@@ -101,12 +101,15 @@ def test_zig_zag_blocks_are_half_of_all_products() -> None:
     assert sum(kernel.flops for kernel in kernels) == 4 * 64 * 32 * 8 / 2
 
 
-def test_blocks_are_merged_by_the_passes_of_pytorch() -> None:
+@pytest.mark.parametrize("precision", ["bf16", "fp32"])
+def test_blocks_are_merged_by_the_passes_of_pytorch(precision: str) -> None:
     """Bytes of the tensors that PyTorch's own merger of ring attention's results reads and writes, at full size."""
     torch = pytest.importorskip("torch")
     attention = pytest.importorskip("torch.distributed.tensor.experimental._context_parallel._attention")
     overrides = pytest.importorskip("torch.utils._python_dispatch")
     shape = (1, 8, 8, 8)  # sequences, heads, tokens of a rank, features
+
+    dtype = {"bf16": torch.bfloat16, "fp32": torch.float32}[precision]
 
     class Counted(overrides.TorchDispatchMode):
         moved = 0
@@ -120,12 +123,12 @@ def test_blocks_are_merged_by_the_passes_of_pytorch() -> None:
     merger = attention._SDPAMerger(True, seq_dim=2)
     with Counted():
         for _ in range(4):
-            merger.step(torch.empty(shape, dtype=torch.bfloat16), torch.empty(shape[:-1]), partial=False)
+            merger.step(torch.empty(shape, dtype=dtype), torch.empty(shape[:-1]), partial=False)
         merger.results()
-    made = 4 * 2 * 8**3  # by torch.empty
-    ours = parts(Model(**GPT), resolved(Model(**GPT), cp=4, kernels="torch")).layer(0).forward
+    made = 4 * dtype.itemsize * 8**3  # by torch.empty
+    ours = parts(Model(**GPT), resolved(Model(**GPT), cp=4, kernels="torch", precision=precision)).layer(0).forward
     merged = [item.bytes for item in ours if isinstance(item, Kernel) and item.label == "merge"]
-    joined = 3 * [2 * 2 * 2 * 8 * 4 * 8]  # keys and values of 4 heads, read and written in bf16
+    joined = 3 * [2 * 2 * dtype.itemsize * 8 * 4 * 8]  # keys and values of 4 heads, read and written
     assert merged[:3] == joined
     assert sum(merged[3:]) == Counted.moved - made
 
