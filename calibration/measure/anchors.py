@@ -21,12 +21,15 @@ CASES: dict[str, tuple[dict[str, str | float], str]] = {  # and contexts
 }
 
 
-def probes(bench: Bench) -> list[Probe]:
-    """A layer's forward pass, and an all-reduce of all ranks in a step; none on devices with a queue."""
+def probes(bench: Bench, largest: float = 0.0) -> list[Probe]:
+    """A layer's forward pass, and an all-reduce of all ranks in a step; none on devices with a queue.
+
+    largest: bytes of a collective, 0: any.
+    """
     if bench.place.compute.ordered:
         return []
     every = layer.probes()
-    if bench.place.world > 1:
+    if bench.place.world > 1 and not 0 < largest < BYTES:
         every += collectives.probes(grid(bench.place.device, True), [collectives.everyone(bench)], 4.0 * BYTES)
     return [
         Probe("anchor", {"kind": name}, probe.run)

@@ -61,7 +61,7 @@ def measure(
             "nodes": int(bench.host.max() > 0) and len(set(bench.host.tolist())),
         }
     )
-    beside = [probe for probe in anchors.probes(bench) if PARTS[str(probe.case["kind"])] in parts]
+    beside = [probe for probe in anchors.probes(bench, largest) if PARTS[str(probe.case["kind"])] in parts]
     visited = -inf
     for number in range(asked.rounds):
         session.settle()

@@ -188,7 +188,8 @@ def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Outcome], tmp
     request = Request(tmp_path / "mine.yaml", quick=True, ranks=2, parts=("collective",), largest=2048.0)
     measured = calibrate.measure(request, lambda _: None, -1, {send})
     assert measured is not None
-    assert [(sample.key, sample.round) for sample in measured[1][len(samples) :]] == [(send, 1)]
+    again = [sample for sample in measured[1][len(samples) :] if sample.part != "anchor"]
+    assert [(sample.key, sample.round) for sample in again] == [(send, 1)]
 
 
 def test_when_its_minutes_are_over_nothing_is_measured_a_second_time(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
