@@ -65,14 +65,14 @@ class Ring(torch.autograd.Function):
         """Blocks of keys one after the other, own ones first."""
         ctx.context = context
         every = _gathered(k, v, context)
-        result = total = None
+        merged: tuple[Tensor, Tensor] | None = None
         for rank, queries, keys in _blocks(context, q.shape[2]):
             block_k, block_v = _widened(every[rank], keys, q)
             block, sums = _flash(q[:, :, queries], block_k, block_v, context.causal and rank == context.rank)
-            block = block.to(torch.float32)
-            result, total = (block, sums) if result is None else _merged(result, total, block, sums, queries)
-        assert result is not None
-        result = result.to(q.dtype)
+            own = block.to(torch.float32), sums
+            merged = _merged(*merged, *own, queries) if merged else own
+        assert merged is not None
+        result, total = merged[0].to(q.dtype), merged[1]
         ctx.save_for_backward(q, k, v, result, total)
         return result
 
@@ -91,7 +91,9 @@ class Ring(torch.autograd.Function):
             of_q, *of_block = _flash_backward(own_gradient, own_q, block_k, block_v, own_result, sums, causal)
             of_queries[:, :, queries] += of_q
             for place, part in zip(of_keys[rank], of_block, strict=True):
-                place[:, :, keys] += part if part.shape[1] == place.shape[1] else part.unflatten(1, (place.shape[1], -1)).sum(2)
+                shared = part.shape[1] > place.shape[1]  # by several heads of queries
+                whole = part.view(len(part), place.shape[1], -1, *part.shape[2:]).sum(2) if shared else part
+                place[:, :, keys] += whole
         mine = torch.empty_like(of_keys[0])
         dist.reduce_scatter_tensor(mine.flatten(0, 1), of_keys.flatten(0, 2), group=context.group)
         return of_queries.to(q.dtype), mine[0].to(k.dtype), mine[1].to(v.dtype), None
