@@ -51,7 +51,11 @@ def bench(
     extent, kinds = transport(topology, prices, operation, count)
     other = place.node.latency.model_fields_set  # than that of the network that was measured
     kinds = {f"{kind} of another latency" if kind in other else kind for kind in kinds}
-    error = of_error(prices, operation, extent, kinds) if algorithm == "auto" else f"{algorithm} alone: its error is unknown"
+    error = (
+        of_error(prices, operation, extent, kinds, asked(sizes))
+        if algorithm == "auto"
+        else f"{algorithm} alone: its error is unknown"
+    )
     notes = [f"prices: profile {prices.profile.name}; {error}"]
     if log is None:
         return Sweep(operation, where, count, table), notes

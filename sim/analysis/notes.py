@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -44,10 +44,11 @@ def of_network(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
         yield f"between nodes nothing was measured with profile '{profile.name}' over this network: steps are others' or NCCL's"
 
 
-def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str]) -> str:
-    """The error of the price of `operation` where equally many ranks on equally many nodes were measured over the same links.
+def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str], sizes: Sequence[float]) -> str:
+    """The error of the price of `operation` where equally many ranks on equally many nodes were measured over the same links, and
+    of which sizes it is where others are asked for.
 
-    extent: ranks and nodes; kinds: kinds of links.
+    extent: ranks and nodes; kinds: kinds of links; sizes: bytes.
     """
     note, (ranks, nodes) = prices.profile.provenance.get("links"), extent
     key = f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
@@ -57,7 +58,9 @@ def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set
     if note is None or error is None or not between <= set(note.transports):
         over = ", ".join(sorted(between))
         return f"{what} over {over} was not measured: its error is unknown"
-    return f"{what} within {error:.1%} (median, held out)"
+    low, high = note.measured_range.get("bytes", (0.0, float("inf")))
+    measured = f", of {low:g} B to {high / 2**20:g} MiB" if min(sizes) < low or max(sizes) > high else ""
+    return f"{what} within {error:.1%} (median, held out{measured})"
 
 
 def of_collective(

@@ -71,6 +71,7 @@ def test_command_beside_a_log(tmp_path: Path) -> None:
     [
         # two of one PCIe switch were measured; between four and eight there are other links, which were not
         ("pcie-l40s --ranks 2", "all_reduce among 2 ranks on 1 node within 5.1% (median, held out)"),
+        ("pcie-l40s --ranks 2 --sizes 1MiB:1GiB", "among 2 ranks on 1 node within 5.1% (median, held out, of 512 B to 512 MiB)"),
         ("pcie-l40s --ranks 4", "all_reduce among 4 ranks on 1 node over pcie was not measured: its error is unknown"),
         ("pcie-l40s --ranks 8", "all_reduce among 8 ranks on 1 node over host, pcie was not measured: its error is unknown"),
         ("dgx-h100", "all_reduce among 8 ranks on 1 node within 5.9% (median, held out)"),
