@@ -19,8 +19,15 @@ passes. Masters, gradients and the optimizer stay as they are. First and last la
 (`fp8.layers_at_start_in_bf16`, `fp8.layers_at_end_in_bf16`).
 
 delayed takes scales from past steps; tensorwise reads the whole tensor for its maximum first; blockwise (1 × 128), mxfp8 (1 × 32)
-and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out, as are reductions of
-maxima over ranks except before a gather of tp ranks. Products of all recipes have one price, that of whole-tensor scales.
+and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out. Products of all recipes
+have one price, that of whole-tensor scales.
+
+Ranks agree on maxima. tensorwise and nvfp4: tp ranks, before they gather a tensor. delayed: the ranks that `fp8.amax_reduction`
+names, when a microbatch leaves the layers of a stage, forward and again backward: all maxima of a rank at once, three per product
+forward (input, weight, output), two backward, by an all-reduce that the compute stream waits for (FP8GlobalStateManager in
+transformer_engine/pytorch/fp8.py, reduce_and_update_fp8_tensors; get_amax_reduction_group in megatron/core/parallel_state.py).
+Left out are the two kernels that gather the maxima and make scales of them, and that Transformer Engine before 1.4 could do it
+beside compute (NVTE_ASYNC_AMAX_REDUCTION).
 """
 
 from __future__ import annotations

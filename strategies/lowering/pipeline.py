@@ -5,16 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from sim.program import COMPUTE, PIPELINE_PASS, Block, Cohort, Op, Ref, Send
+from sim.program import COMPUTE, PIPELINE_PASS, Block, Cohort, Collective, Kernel, Op, Ref, Send
 from strategies.data_parallel.hook import Hook
+from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.blocks import called, taking_turns
 from strategies.lowering.stage import Stage
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions
 from strategies.schedules.order import Action, Schedule
 
+MAXIMUM = 4.0  # bytes of a tensor's, in fp32
 STEPS = 4  # of an asynchronous schedule: two fill the pipeline and settle, the third is the answer, the fourth keeps it full
 Key = tuple[str, int, int]  # "F" or "B", virtual stage, microbatch
+
+
+def _in_fp8(part: LayerCost) -> int:
+    """Matrices of a part that are multiplied in fp8."""
+    products = (item for item in part.forward if isinstance(item, Kernel) and item.kind == "gemm" and item.dtype == "fp8")
+    return len({product.label for product in products})
 
 
 @dataclass
@@ -62,6 +70,7 @@ class Passes:
         self.mine = [flow.stages[flow.schedule.stage(rank, flow.plan.pp, chunk)] for chunk in range(flow.plan.chunks)]
         self.near = {(stage.number, step): flow.neighbour(stage, step) for stage in self.mine for step in (-1, 1)}
         self.sends = self._sends(sizes)
+        self.maxima = self._maxima()
         self.ends: list[int] = []  # of steps
         self.held_up: tuple[Ref, ...] = ()  # what the next pass waits for
         plan = self.plan
@@ -80,12 +89,12 @@ class Passes:
             stage, ref, last = self._pass(action)
             if before is not None:
                 earlier, ref = self._turns(*before, action, position, ref)
-                self._send(before[0], self._stage(before[0]), earlier)
+                self._send(before[0], self._stage(before[0]), self._agree(before[0], self._stage(before[0]), earlier))
             if action.beside:
                 before = action, position, ref
                 continue
             before = None
-            self._send(action, stage, ref, following)
+            self._send(action, stage, self._agree(action, stage, ref), following)
             if self.flow.schedule.versions and action.kind == "B" and last:
                 self.flow.hook.update(stage)
                 stage.reduced.clear()
@@ -126,6 +135,17 @@ class Passes:
                 ops[position].held = True
         return stage, ref, last
 
+    def _agree(self, action: Action, stage: Stage, ref: Ref) -> Ref:
+        """Let ranks agree on the maxima of a pass (see `strategies.layers.fp8`), before anything that waits for it begins; the op
+        that ends it.
+        """
+        work = self.maxima.get(action.kind)
+        if work is None:
+            return ref
+        ref = stage.add(Op("fp8 maxima", work, (ref,), microbatch=action.microbatch))
+        self.held_up += (ref,)
+        return ref
+
     def _send(self, action: Action, stage: Stage, ref: Ref, following: Action | None = None) -> None:
         """Pass the result on. following: the next pass, which waits for that where the transfer is one with its receive."""
         if action.kind == "W":
@@ -159,6 +179,24 @@ class Passes:
         if self.flow.ended.get(back.number) == ref:
             self.flow.ended[back.number] = ended
         return ended, ended
+
+    def _maxima(self) -> dict[str, Collective]:
+        """By kind of pass, what ranks agree on its maxima with: one object each."""
+        plan, fp8 = self.plan, self.plan.fp8
+        if fp8 is None or fp8.scaling != "delayed" or fp8.amax_reduction == "none":
+            return {}
+        among = [axis for axis, degree in plan.grid.sizes if degree > 1 and axis != "pp"]
+        if fp8.amax_reduction == "tp":
+            among = [axis for axis in among if axis in ("tp", "cp")]
+        products = sum(_in_fp8(part) for stage in self.mine for part in stage.parts)
+        if not among or not products:
+            return {}
+        axis = "dp" if "dp" in among else among[-1]
+        sizes = {"F": 3 * MAXIMUM * products, "B": 2 * MAXIMUM * products, "I": 2 * MAXIMUM * products}
+        return {
+            kind: Collective("all_reduce", size, axis, "fp8 maxima", plan.algorithm, 1, MAXIMUM, along=tuple(among))
+            for kind, size in sizes.items()
+        }
 
     def _sends(self, sizes: dict[int, float]) -> dict[tuple[str, int], tuple[str, Send]]:
         """(direction, virtual stage) -> stream and send; one object each: every distinct piece of work is priced once. sizes:

@@ -19,6 +19,10 @@ def _is_zero(value: object) -> bool:
     return value == 0
 
 
+def _is_all(value: object) -> bool:
+    return value == "all"
+
+
 class PowerSGD(Config):
     """Gradient compression of PyTorch's `powerSGD_hook`, for data_parallel=ddp_powersgd. Names are the fields of its state."""
 
@@ -97,6 +101,12 @@ class Fp8(Config):
         "bf16",
         description="how the attention core's result is kept for its own backward pass, beside its fp8 copy for the product "
         "after it (bf16, Transformer Engine); or both as 12 bits (e5m6, DeepSeek-V3)",
+    )
+    amax_reduction: Literal["all", "tp", "none"] = Field(
+        "all",
+        exclude_if=_is_all,
+        description="scaling delayed: which ranks agree on maxima after every pass: all that have the same layers (all), the tp "
+        "and cp ranks among them (tp; Megatron-LM's --tp-only-amax-red) or none (Transformer Engine's reduce_amax=False)",
     )
     layers_at_start_in_bf16: int = Field(
         0,

@@ -93,6 +93,8 @@ def _read_kernels(flags: Keys) -> dict[str, Any]:
         scaling = flags.choice("fp8-recipe", {name: name for name in _RECIPES}, "delayed")
         fields["fp8"] = {"scaling": scaling, "gather": flags.flag("fp8-param-gather", False)}
         fields["fp8"] |= {"attention": True} if flags.flag("fp8-dot-product-attention", False) else {}
+        tp_only = flags.flag("tp-only-amax-red", False)
+        fields["fp8"] |= {"amax_reduction": "tp"} if tp_only and scaling == "delayed" else {}
     if flags.choice("fp4-format", {None: False, "e2m1": True}) and flags.choice("fp4-recipe", {"nvfp4": True}, "nvfp4"):
         fields["fp8"] = {"scaling": "nvfp4"}
     ends = {field: flags.optional(name, 1) for field, name in _IN_BF16.items()}
@@ -196,6 +198,7 @@ def _write(job: Job) -> WrittenSettings:
         flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", own.fp8.scaling if own.fp8.scaling in _RECIPES else "delayed")]
         flags += [("--fp8-param-gather", None)] * own.fp8.gather
         flags += [("--fp8-dot-product-attention", None)] * own.fp8.attention
+        flags += [("--tp-only-amax-red", None)] * (own.fp8.amax_reduction == "tp")
     if own.fp8 is not None and any(getattr(own.fp8, field) for field in _IN_BF16):
         flags += [
             ("--first-last-layers-bf16", None),

@@ -164,6 +164,8 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     for field in ("dispatch", "activation_func_input_store", "attention", "attention_output"):
         if field in fp8.model_fields_set and not plan.kernel_set.fp8_experts:
             yield f"fp8.{field} contradicts kernels={plan.kernels}: it is written down for kernels=megatron"
+    if "amax_reduction" in fp8.model_fields_set and fp8.scaling != "delayed":
+        yield f"fp8.amax_reduction={fp8.amax_reduction} contradicts fp8.scaling={fp8.scaling}: delayed has maxima of past steps"
     yield from _fp8_attention(plan, fp8, model) if fp8.attention else ()
     if fp8.scaling == "nvfp4":
         stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]

@@ -131,6 +131,7 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
     ("Megatron-LM", "tp-comm-overlap"): lambda: yes(megatron("--tensor-model-parallel-size 2").get("overlap_tp") == "pieces"),
     ("Megatron-LM", "overlap of p2p, interleaved"): lambda: yes(megatron()["overlap_p2p"]),
     ("Megatron-LM", "fp8-recipe"): lambda: megatron("--fp8-format hybrid")["fp8"]["scaling"],
+    ("Megatron-LM", "tp-only-amax-red"): lambda: yes(megatron("--fp8-format hybrid")["fp8"].get("amax_reduction", "all") == "tp"),
     ("Megatron-LM", "hidden-dropout"): lambda: "0.1" if megatron()["model"]["dropout"] else "0",
     ("Megatron-LM", "clip-grad"): lambda: "1.0" if megatron()["clip_gradients"] else "0",
     ("Megatron-LM", "make-vocab-size-divisible-by"): lambda: str(megatron()["model"]["vocabulary_multiple"]),

@@ -110,6 +110,10 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--deterministic-mode", {"loss": None, "deterministic": True}),
         ("--fp8-format hybrid", {"fp8": {"scaling": "delayed", "gather": False}}),
         (
+            "--fp8-format hybrid --tp-only-amax-red",
+            {"fp8": {"scaling": "delayed", "gather": False, "amax_reduction": "tp"}},
+        ),
+        (
             "--fp8-format hybrid --fp8-dot-product-attention",
             {"fp8": {"scaling": "delayed", "gather": False, "attention": True}},
         ),
@@ -311,6 +315,8 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
             [],
         ),
         ({"fp8": {"scaling": "delayed", "attention": True}}, ["--fp8-dot-product-attention"], ["--fp8-param-gather"]),
+        ({"fp8": {"scaling": "delayed", "amax_reduction": "tp"}}, ["--tp-only-amax-red"], []),
+        ({"fp8": {"scaling": "delayed"}}, ["--fp8-recipe delayed"], ["--tp-only-amax-red"]),
         ({"fp8": {"scaling": "blockwise"}}, ["--fp8-format hybrid", "--fp8-recipe blockwise"], ["--fp8-param-gather"]),
     ],
 )

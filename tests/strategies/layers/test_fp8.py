@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.program import Collective, Kernel
+from sim.program import COMPUTE, Collective, Kernel, Op
 from strategies.layers.fp8 import Fp8Products
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts, saved_tensors
@@ -342,3 +342,47 @@ def test_attention_in_fp8_that_is_not_written_down_is_refused(plan: dict[str, An
 def test_attention_in_fp8_without_a_price_is_refused() -> None:
     with pytest.raises(UserError, match=r"fp8.attention: profile 'l40s' has no price of it; leave it out"):
         predict(read_job(model="gpt2-1.5b", cluster="pcie-l40s", plan=LOW))
+
+
+def maxima(**plan: Any) -> list[tuple[Op, Collective]]:
+    """What the first pipeline rank of two nodes agrees on maxima with."""
+    given = {"kernels": "megatron", "sequence": TOKENS, "tp": 2, "pp": 2, "accumulation": 4, **plan}
+    asked = read_job(None, {"plan": given}, model="llama-3.1-8b", cluster="dgx-h100", nodes=2)
+    ops = lower(asked.model, asked.resolve()).cohorts[0].ops
+    return [(op, op.work) for op in ops if isinstance(op.work, Collective) and op.work.label == "fp8 maxima"]
+
+
+@pytest.mark.parametrize(
+    ("fp8", "along"),
+    [({}, ("tp", "dp")), ({"amax_reduction": "tp"}, ("tp",)), ({"amax_reduction": "none"}, None)],
+)
+def test_delayed_scales_need_maxima_of_all_ranks_after_every_pass(fp8: dict[str, Any], along: tuple[str, ...] | None) -> None:
+    """Transformer Engine: 16 layers of four products, of each in fp32 the maxima of input, weight and output forward, of the
+    output's and the input's gradient backward; four microbatches.
+    """
+    found = maxima(fp8={"scaling": "delayed", **fp8})
+    assert {work.along for _, work in found} == ({along} if along else set())
+    assert sorted(work.bytes for _, work in found) == ([512.0] * 4 + [768.0] * 4 if along else [])
+
+
+def test_passes_wait_for_the_maxima_of_the_pass_before() -> None:
+    asked = read_job(
+        None,
+        {"plan": {"kernels": "megatron", "sequence": TOKENS, "tp": 8, "accumulation": 2, "fp8": {"scaling": "delayed"}}},
+        model="llama-3.1-8b",
+        cluster="dgx-h100",
+        nodes=2,
+    )
+    ops = lower(asked.model, asked.resolve()).cohorts[0].ops
+    passes = [number for number, op in enumerate(ops) if op.microbatch >= 0 and op.stream == COMPUTE]
+    agreed = [number for number, op in enumerate(ops) if isinstance(op.work, Collective) and op.work.label == "fp8 maxima"]
+    for before in agreed[:-1]:
+        following = next(number for number in passes if number > before)
+        assert before in {ref.op for ref in ops[following].after}
+
+
+def test_maxima_are_of_delayed_scaling_only() -> None:
+    assert maxima(fp8={"scaling": "tensorwise"}) == []
+    with pytest.raises(UserError, match=r"amax_reduction=tp contradicts fp8.scaling=tensorwise"):
+        maxima(fp8={"scaling": "tensorwise", "amax_reduction": "tp"})
+    assert maxima(fp8={"scaling": "delayed"}, tp=1, pp=16) == []
