@@ -16,7 +16,8 @@ Two plans of one model on one cluster share most of this: their difference is su
 plans say (TIE, ORDERED).
 
 Within a group, errors of single shapes are independent (those kept out of the fit show them) and average out over the shapes of a
-step, as Σ w² for shares w of the group's seconds; what all shapes share (clock, fused or not, another network) does not.
+step, as Σ w² for shares w of the group's seconds; what all shapes share (clock, fused or not, another network) does not. Kernels
+of one shape, type and variant have one price, whatever they are called, and one error.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ SLOWDOWN = 0.5  # of what collectives take from compute: one published coefficie
 BACKWARD = 0.1  # of attention: backward passes are priced by one ratio to forward passes (assumed)
 OUTSIDE = 0.1  # per factor e outside the measured range (assumed)
 NETWORK = 0.15  # another fabric than the one measured (median error 5 % on 32 to 1,024 H100, to 25 % on single sweeps)
-COMPOSITION = 0.053  # of the step (chosen: see below)
+COMPOSITION = 0.045  # of the step (chosen: see below)
 
 # Nothing but steps says these two. They are chosen so that 80 % intervals hold 80 % of the published rows, each source with the
 # same weight (`calibration.published.reliability`, which `shardyard validate --published` prints, with what is held of each
@@ -191,15 +192,18 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float], shared: M
     }
     result = {}
     for group, single in own.items():
-        shapes = {kernel: time for kernel, time in seconds.items() if group_of(kernel) == group}
-        total = sum(shapes.values())
+        priced: dict[tuple[tuple[int, ...], str, str], float] = {}
+        for kernel, time in seconds.items():
+            if group_of(kernel) == group:
+                price = kernel.shape, kernel.dtype, kernel.variant
+                priced[price] = priced.get(price, 0.0) + time
+        total = sum(priced.values())
         if total:
             of_type = {"fp8": fp8, "fp4": math.hypot(fp8, UNMEASURED)}  # 4 bits were not measured
-            each = {kernel: of_type.get(kernel.dtype, single) for kernel in shapes}
-            alone = math.sqrt(sum((time / total * each[kernel]) ** 2 for kernel, time in shapes.items()))
+            alone = math.hypot(*(time / total * of_type.get(dtype, single) for (_, dtype, _), time in priced.items()))
             part = profile.provenance.get(group if group in ("gemm", "attention") else "memory")
             derived = 0.0 if part is not None and part.measured else UNMEASURED
-            outside = sum(time * _distance(kernel.shape, part, group) for kernel, time in shapes.items()) / total
+            outside = sum(time * _distance(shape, part, group) for (shape, _, _), time in priced.items()) / total
             result[group] = math.hypot(alone, shared.get(group, 0.0), derived, OUTSIDE * outside)
     return result
 

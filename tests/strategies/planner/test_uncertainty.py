@@ -138,11 +138,12 @@ def test_prices_that_were_not_measured_have_wider_spreads() -> None:
 
 
 def test_spreads_of_single_shapes_average_out_and_what_all_share_does_not(toy_cluster, toy_prices) -> None:
-    """Of a profile that nothing was measured for; products take 1 s and 3 s."""
-    small, large = (Kernel("gemm", "product", "forward", 1e12, 0.0, shape=(1, 1000, 1000, 500 * ratio)) for ratio in (1000, 3000))
+    """Of a profile that nothing was measured for; products of two shapes take 1 s and, in two kernels of other names, 3 s."""
+    small, large = (Kernel("gemm", "product", "forward", 1e12, 0.0, shape=(1, 1000, 1000, 500 * ratio)) for ratio in (1000, 1500))
+    again = replace(large, label="another product", phase="backward", calls="checkpoint")
     others = tuple(Kernel(kind, kind, "forward", 0.0, 1e12) for kind in ("memory", "optimizer"))
     flash = Kernel("attention_forward", "flash", "forward", 1e12, 0.0, shape=(1, 1, 1, 1000, 1000, 64, 0))
-    cohort = Cohort({}, [Op("compute", Block("forward", (Run(1, (small, large, flash, *others)),)))])
+    cohort = Cohort({}, [Op("compute", Block("forward", (Run(1, (small, large, again, flash, *others)),)))])
     program = Program(Grid.of(dp=1), [cohort], 1, 1, "bf16", 1, 1)
     by_price = spreads_of(run(program, toy_cluster(1).topology(), toy_prices()))
     unmeasured, backward, clock, fused = 0.15, 0.1, 0.04, 0.25
