@@ -211,6 +211,14 @@ class Timeline:
         """`stretch` as an array."""
         return np.array(self.stretch)
 
+    @cached_property
+    def lengthened(self) -> Floats:
+        """Seconds by which communication on the same GPU, and effects, lengthened each op."""
+        every = self.stretches.copy()
+        for op, parts in self.owed.items():
+            every[op] += sum(parts.values())
+        return every
+
     def every_op(self, lane: int) -> Iterator[tuple[int, Op]]:
         """Numbers and ops of a lane, in a steady state also those before and after the step."""
         return enumerate(self.cohort(lane).ops, self.offset[lane])

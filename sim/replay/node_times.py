@@ -124,15 +124,8 @@ def _since_held(step: PlayedCohort, launched: list[Column]) -> tuple[list[Column
 
 def _added(step: PlayedCohort) -> dict[int, Column]:
     """What collectives beside blocks, and effects, add to them, by op."""
-    stretch, owed, count = step.timeline.stretch, step.timeline.owed, len(step.cohort.ops)
-    if not owed and not any(any(stretch[at : at + count]) for at in step.first):
-        return {}
-    result = {}
-    for number in range(count):
-        more = [stretch[at + number] + sum(owed.get(at + number, {}).values()) for at in step.first]
-        if any(more):
-            result[number] = step.column(more)
-    return result
+    more = np.array([step.timeline.lengthened[at : at + len(step.cohort.ops)] for at in step.first])
+    return {number: step.column(more[:, number].tolist()) for number in np.flatnonzero(more.any(axis=0)).tolist()}
 
 
 def _block(step: PlayedCohort, block: Block, played: list[BlockCost], ops: int) -> BlockTimes:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import NamedTuple
 
 import numpy as np
@@ -38,10 +38,8 @@ class Groups(NamedTuple):
     def latest(self, arrived: list[Floats]) -> list[Floats]:
         """The time of each group's last, for all of its places."""
         if self.order is None:
-            most = arrived[0].max(axis=0, keepdims=True)
-            for other in arrived[1:]:
-                most = np.maximum(most, other.max(axis=0, keepdims=True))
-            return [most] * len(arrived)
+            every = [np.maximum.reduce(each, axis=0, keepdims=True) for each in arrived]  # without the wrapper of `max`
+            return [reduce(np.maximum, every)] * len(arrived)
         samples = max(each.shape[1] for each in arrived)
         places = len(self.group) // len(arrived)
         wide = np.concatenate([np.broadcast_to(each, (places, samples)) for each in arrived])

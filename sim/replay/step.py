@@ -11,7 +11,7 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -87,9 +87,9 @@ class _Drawn:
     def __init__(self, block: BlockTimes, more: Column, extremes: tuple[float, float]) -> None:
         self._block, self._more = block, more
         self.busy = block.busy + more * block.busy_slope
-        ends = [block.slower(each) for each in extremes]  # times grow or shrink with `more`
-        self.least = min(busy if isinstance(busy, float) else float(busy.min()) for busy, _ in ends)
-        self.late = max(critical if isinstance(critical, float) else float(critical.max()) for _, critical in ends)
+        (first, early), (second, late) = map(block.slower, extremes)  # times grow or shrink with `more`
+        self.least = min(first, second) if isinstance(first, float) else float(np.minimum(first, second).min())
+        self.late = max(early, late) if isinstance(early, float) else float(np.maximum(early, late).max())
 
     @cached_property
     def critical(self) -> Column:
@@ -172,36 +172,45 @@ class StepReplay:
         """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples), or by cohort
         those of each place; transfers: the factors of each collective and send.
         """
-        graph, nodes, drawn, maximum = self.graph, self.nodes, self._drawn(kernels), np.maximum
+        graph, nodes, drawn, maximum, add = self.graph, self.nodes, self._drawn(kernels), np.maximum, np.add
         lasting = [
             seconds if block is None else drawn[block].busy for block, seconds in zip(nodes.block, nodes.transfers, strict=True)
         ]
-        apart = self._late(drawn)
+        late, added = self._late(drawn), nodes.added
+        marks: dict[int, Any] = dict.fromkeys(chain.from_iterable(self._marks))  # their ends
+        apart = {*late, *self._meetings, *added, *marks}
         if transfers is not None:
             apart.update(number for number, block in enumerate(nodes.block) if block is None)
-        marks: dict[int, Any] = dict.fromkeys(chain.from_iterable(self._marks))  # their ends
-        apart.update(self._meetings, nodes.added, marks)
         ends: list[Any] = [ORIGIN] * graph.places
+        rows = self._rows(kernels, transfers)
         resumed, come = dict[int, Floats](), dict[int, Floats]()
         for number, place, first, others in graph.turns:
-            ready = ends[first]
+            ready, row = ends[first], rows[place]
             for awaited in others:
-                ready = maximum(ready, ends[awaited])
+                ready = maximum(ready, ends[awaited], out=row)
             if number not in apart:
-                ends[place] = ready + lasting[number]
+                ends[place] = add(ready, lasting[number], out=row)
                 continue
-            launched, block = self._launched(number, ready, resumed), nodes.block[number]
-            if block is not None:  # the GPU or the host is through with it, whichever is later
-                end = maximum(ready + lasting[number], launched + drawn[block].critical) + nodes.added.get(number, 0.0)
-                ended: Iterable[tuple[int, Floats]] = [(number, end)]
-            else:
-                ended = self._start(number, maximum(ready, launched), come, transfers)
-            for each, end in ended:
-                ends[graph.place[each]] = end
-                if each in marks:
-                    marks[each] = end
+            launched, block = self._launched(number, ready, resumed) if number in late else None, nodes.block[number]
+            if block is None:
+                begin = ready if launched is None else maximum(ready, launched)
+                for each, end in self._start(number, begin, come, transfers):
+                    ends[graph.place[each]] = end
+                continue
+            end = ready + lasting[number]
+            if launched is not None:  # the GPU or the host is through with it, whichever is later
+                end = maximum(end, launched + drawn[block].critical)
+            ends[place] = end = end + added[number] if number in added else end
+            if number in marks:
+                marks[number] = end
         through = [[ends[graph.place[number]] for number in last] for last in graph.last]
         return Replayed(self.places, [reduce(maximum, each, ORIGIN) for each in through], self._further(marks, drawn))
+
+    def _rows(self, kernels: Factors | None, transfers: Transfers | None) -> Sequence[Floats | None]:
+        """Memory for the end of a node in each place; None of those that take new memory, whose shape is not known."""
+        if kernels is None or transfers is not None:
+            return [None] * self.graph.places
+        return list(np.empty((self.graph.places, self.places.count, kernels[0].shape[-1])))
 
     def _late(self, drawn: dict[BlockTimes, _Drawn]) -> set[int]:
         """Nodes that may start, or end, when their launch lets them."""
@@ -248,9 +257,10 @@ class StepReplay:
         came before were ready.
         """
         members, groups = self._meetings.get(node) or Meeting([node], None)
-        come[node] = ready
         if node != members[-1]:
+            come[node] = ready.copy()  # its place may be another node's when the last one comes
             return
+        come[node] = ready
         starts = [come.pop(member) for member in members]
         for member, start in zip(members, groups.latest(starts) if groups else starts, strict=True):
             yield member, start + self._lasting(member, members[0], transfers)

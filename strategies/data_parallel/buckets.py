@@ -50,19 +50,15 @@ class Gradient(NamedTuple):
 
 
 class Bucket(NamedTuple):
-    """Gradients of `shapes` that are reduced from `cut` on; spread: of experts that are spread over ep ranks. padding: elements
-    between and behind them.
+    """Gradients of `shapes`, `elements` in all, that are reduced from `cut` on; spread: of experts that are spread over ep ranks.
+    padding: elements between and behind them.
     """
 
     cut: Cut
     shapes: tuple[Shape, ...]
+    elements: int
     spread: bool
     padding: int = 0
-
-    @property
-    def elements(self) -> int:
-        """All of the gradients."""
-        return sum(map(math.prod, self.shapes))
 
 
 class Limits(NamedTuple):
@@ -114,8 +110,9 @@ def _filled(gradients: Sequence[Gradient], of: Limits, aligned: Alignment, end: 
 
     def close(cut: Cut) -> None:
         nonlocal held, length, limit
-        padding = multiple(length, aligned.end) - sum(map(math.prod, held))
-        result.append(Bucket(cut, tuple(held), gradients[0].spread, padding))
+        elements = sum(map(math.prod, held))
+        padding = multiple(length, aligned.end) - elements
+        result.append(Bucket(cut, tuple(held), elements, gradients[0].spread, padding))
         held, length, limit = [], 0, of.size
 
     for gradient in gradients:
