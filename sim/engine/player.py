@@ -170,7 +170,7 @@ class Player:
                 task = Transfer(self.env, self.network, cost.parts, cost.latency)
             else:
                 meeting = self.lanes.meeting(number, index, op, cost)
-                meet = partial(self._rendezvous, meeting) if meeting else None
+                meet = partial(_rendezvous, self.meetings, meeting) if meeting else None
                 task = CollectiveTransfer(self.env, self.network, cost.parts, cost.latency, device, cost.working, meet)
             self.tasks.append(task)
             device.host.launch(task, ahead, behind, op.held)
@@ -199,15 +199,6 @@ class Player:
         behind = self.lanes.priced(number, self.program.cohorts[self.lanes.every[number].cohort].ops[begin - 1]).behind
         host.work(past.launched[last] - resumed + behind)
 
-    def _rendezvous(self, meeting: Meeting) -> Rendezvous[CollectiveTransfer]:
-        """The rendezvous of that key that is not complete yet; cohorts meet under one label again and again."""
-        rendezvous = self.meetings.get(meeting.key)
-        if rendezvous is None:
-            rendezvous = self.meetings[meeting.key] = Rendezvous(meeting.expected)
-        if len(rendezvous.members) == meeting.expected - 1:
-            del self.meetings[meeting.key]
-        return rendezvous
-
     def _connect(self) -> list[tuple[float, Task]]:
         """Let tasks wait for the one before on their stream, and for those that their op names; tasks that wait for none, and
         when what they waited for in the past has ended.
@@ -226,6 +217,7 @@ class Player:
                 streams.stream(op.stream).add(task, [other for each in others if (other := tasks[each]) is not None])
                 if not task.waiting:
                     result.append((max((ended.get(op.stream, 0.0), *(past[each] for each in others))), task))
+            streams.streams.clear()  # which refer to tasks, and these to their device: only the search for garbage would find them
         return result
 
     def begin(self) -> Event:
@@ -285,6 +277,16 @@ class Player:
                 times.resumptions[number] = Resumption(before, holds.busy, holds.time)
         inside = dict(played_blocks(self.lanes, self.segments, self.tasks, times))
         return _timeline(self.lanes, times, events, stretch, owed, inside, scheduled)
+
+
+def _rendezvous(every: dict[Hashable, Rendezvous[CollectiveTransfer]], meeting: Meeting) -> Rendezvous[CollectiveTransfer]:
+    """The rendezvous of that key that is not complete yet; cohorts meet under one label again and again."""
+    rendezvous = every.get(meeting.key)
+    if rendezvous is None:
+        rendezvous = every[meeting.key] = Rendezvous(meeting.expected)
+    if len(rendezvous.members) == meeting.expected - 1:
+        del every[meeting.key]
+    return rendezvous
 
 
 def _begin(event: Event) -> None:
