@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Self
+from collections.abc import Hashable
+from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from topologies.links.topology import Topology, gpu_kind, is_unequal
 
 FACTOR = 1.125  # at which blocks are priced to know how their seconds grow with that of their kernels
 SPLIT = "pp/weight_gradient"  # what stands in a profile's `wrapping` for the second half of a split backward pass
-REMEMBERED = 4096  # prices of runs of items
+REMEMBERED = 4096  # prices of blocks, and of runs of items
 PYTHON = ("forward", "recompute")  # phases whose kernels Python modules launch
 # Host seconds of what Python modules do besides launching: medians of seven rounds of 2,000 calls on a server's CPU (AMD EPYC,
 # torch 2.13). Generators were the CPU's; a GPU's, too, has its state in the host's memory (ATen's CUDAGeneratorImpl).
@@ -35,6 +36,8 @@ VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append 
 # Seconds until a kernel that is launched on an idle GPU starts, and until the host knows that it has ended: on a V100 kernels of
 # 2.9 us take 3.8 us each in a row and 9.6 us where the host waits for each (developer.nvidia.com/blog/cuda-graphs).
 ROUND_TRIP = 9.6e-6 - 3.8e-6 - 2.9e-6
+
+V = TypeVar("V")
 
 
 class Where(NamedTuple):
@@ -52,7 +55,6 @@ class OpCosts(CollectiveCosts):
         super().__init__(program, topology, prices, lane)
         self.unequal = is_unequal(nominal(topology))  # nodes are not alike
         self._blocks: dict[tuple[Block, Where, float], BlockCost] = {}
-        self._runs: dict[tuple[SharedItems, Where, float], BlockCost] = {}
         self._slower: dict[tuple[int, float], BlockCost] = {}  # by the usual cost, an object of `_blocks`
         self._growth: dict[int, tuple[float, float]] = {}  # by the usual cost
         self._alone: dict[Where, dict[Collective, float]] = {}
@@ -65,7 +67,7 @@ class OpCosts(CollectiveCosts):
 
     def _forget(self) -> None:
         """Price blocks anew."""
-        self._blocks, self._runs, self._slower, self._growth, self._alone = {}, {}, {}, {}, {}
+        self._blocks, self._slower, self._growth, self._alone = {}, {}, {}, {}
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""
@@ -108,42 +110,44 @@ class OpCosts(CollectiveCosts):
         return known
 
     def _chained(self, block: Block, where: Where, factor: float) -> BlockCost:
-        """The runs of a block one after the other; stages, and plans, whose runs have one price share it."""
-        runs = [(times, self._items(items, where, factor)) for times, items in block.runs]
-        alike = tuple((times, id(once)) for times, once in runs)
-        known = self.prices.chains.get(alike)
+        """A block where its collectives take so long: one price for stages, and plans, that have it."""
+        prices, program = self._prices(where), self.program
+        equal = block, factor, self._alone_inside(block.meetings, where), program.eager, program.threads, program.blocking
+        known = prices.blocks.get(equal)
         if known is None:
-            if len(self.prices.chains) > REMEMBERED:
-                self.prices.chains.clear()
-            known = self.prices.chains[alike] = runs, chained(runs)
-        cost: BlockCost = known[1]
+            known = _kept(prices.blocks, equal, self._in_a_row(block, where, factor))
+        cost, outside = known
+        self.notes |= outside
         return cost
 
-    def _items(self, items: SharedItems, where: Where, factor: float) -> BlockCost:
-        """One run of `items`; the layers of a stage share theirs, and stages whose collectives take as long."""
-        key = (items, where, factor)
-        cost = self._runs.get(key)
-        if cost is None:
-            prices, program = self._prices(where), self.program
-            alone = self._alone_inside(items, where)
-            equal = items, factor, alone, program.eager, program.threads, program.blocking
-            known = prices.blocks.get(equal)
-            if known is None:
-                if len(prices.blocks) > REMEMBERED:
-                    prices.blocks.clear()
-                known = prices.blocks[equal] = self._play(items, where, factor), self._outside(items, prices)
-            cost, outside = known
-            self.notes |= outside
-            self._runs[key] = cost
-        return cost
+    def _in_a_row(self, block: Block, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
+        """The runs of a block one after the other, and notes on them; blocks whose runs have one price share it."""
+        runs, outside, prices = [], dict[str, None](), self._prices(where)
+        for times, items in block.runs:
+            once, notes = self._items(items, where, factor)
+            runs.append((times, once))
+            outside |= notes
+        alike = tuple((times, id(once)) for times, once in runs)
+        known = prices.chains.get(alike) or _kept(prices.chains, alike, (runs, chained(runs)))
+        return known[1], outside
 
-    def _alone_inside(self, items: SharedItems, where: Where) -> tuple[float, ...]:
+    def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
+        """One run of `items`, and notes on them; the layers of a stage share theirs, and stages whose collectives take as long."""
+        prices, program = self._prices(where), self.program
+        alone = self._alone_inside(items.collectives, where)
+        equal = items, factor, alone, program.eager, program.threads, program.blocking
+        known = prices.runs.get(equal)
+        if known is None:
+            known = _kept(prices.runs, equal, (self._play(items, where, factor), self._outside(items, prices)))
+        return known
+
+    def _alone_inside(self, works: tuple[Collective, ...], where: Where) -> tuple[float, ...]:
         """Seconds of each collective without contention."""
         known = self._alone.setdefault(where, {})
-        for work in items.collectives:
+        for work in works:
             if work not in known:
                 known[work] = self._inside_block(work, where).alone
-        return tuple(map(known.__getitem__, items.collectives))
+        return tuple(map(known.__getitem__, works))
 
     def _prices(self, where: Where) -> Prices:
         return self.prices.members[0] if where.rank < 0 else self.on(where.rank)
@@ -260,3 +264,11 @@ class OpCosts(CollectiveCosts):
                 if unlike or (first[group] != lane).any():
                     result.add(cohort)
         return result
+
+
+def _kept(known: dict[Hashable, V], key: Hashable, value: V) -> V:
+    """Remember a price."""
+    if len(known) > REMEMBERED:
+        known.clear()
+    known[key] = value
+    return value
