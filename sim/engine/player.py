@@ -217,7 +217,7 @@ class Player:
                 streams.stream(op.stream).add(task, [other for each in others if (other := tasks[each]) is not None])
                 if not task.waiting:
                     result.append((max((ended.get(op.stream, 0.0), *(past[each] for each in others))), task))
-            streams.streams.clear()  # which refer to tasks, and these to their device: only the search for garbage would find them
+            streams.streams.clear()  # they refer to tasks, and these to their device: a circle that would outlive the player
         return result
 
     def begin(self) -> Event:

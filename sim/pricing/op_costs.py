@@ -116,8 +116,8 @@ class OpCosts(CollectiveCosts):
         known = prices.blocks.get(equal)
         if known is None:
             known = _kept(prices.blocks, equal, self._in_a_row(block, where, factor))
-        cost, outside = known
-        self.notes |= outside
+        self.notes |= known[1]
+        cost: BlockCost = known[0]
         return cost
 
     def _in_a_row(self, block: Block, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
@@ -132,7 +132,7 @@ class OpCosts(CollectiveCosts):
         return known[1], outside
 
     def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
-        """One run of `items`, and notes on them; the layers of a stage share theirs, and stages whose collectives take as long."""
+        """One run of `items`, and notes on them; layers share theirs, and so do stages whose collectives take as long."""
         prices, program = self._prices(where), self.program
         alone = self._alone_inside(items.collectives, where)
         equal = items, factor, alone, program.eager, program.threads, program.blocking

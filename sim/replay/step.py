@@ -87,14 +87,24 @@ class _Drawn:
     def __init__(self, block: BlockTimes, more: Column, extremes: tuple[float, float]) -> None:
         self._block, self._more = block, more
         self.busy = block.busy + more * block.busy_slope
-        (first, early), (second, late) = map(block.slower, extremes)  # times grow or shrink with `more`
-        self.least = min(first, second) if isinstance(first, float) else float(np.minimum(first, second).min())
-        self.late = max(early, late) if isinstance(early, float) else float(np.maximum(early, late).max())
+        busy, critical = zip(*map(block.slower, extremes), strict=True)  # times grow or shrink with `more`
+        self.least = min(map(_least, busy))
+        self.late = max(map(_most, critical))
 
     @cached_property
     def critical(self) -> Column:
         """Where launches matter."""
         return self._block.critical + self._more * self._block.critical_slope
+
+
+def _least(seconds: Column) -> float:
+    """On the place where it is least."""
+    return seconds if isinstance(seconds, float) else float(seconds.min())
+
+
+def _most(seconds: Column) -> float:
+    """On the place where it is most."""
+    return seconds if isinstance(seconds, float) else float(seconds.max())
 
 
 def replay_of(timeline: Timeline) -> StepReplay:
@@ -194,15 +204,16 @@ class StepReplay:
             launched, block = self._launched(number, ready, resumed) if number in late else None, nodes.block[number]
             if block is None:
                 begin = ready if launched is None else maximum(ready, launched)
-                for each, end in self._start(number, begin, come, transfers):
-                    ends[graph.place[each]] = end
-                continue
-            end = ready + lasting[number]
-            if launched is not None:  # the GPU or the host is through with it, whichever is later
-                end = maximum(end, launched + drawn[block].critical)
-            ends[place] = end = end + added[number] if number in added else end
-            if number in marks:
-                marks[number] = end
+                ended = list(self._start(number, begin, come, transfers))
+            else:
+                end = ready + lasting[number]
+                if launched is not None:  # the GPU or the host is through with it, whichever is later
+                    end = maximum(end, launched + drawn[block].critical)
+                ended = [(number, end + added[number] if number in added else end)]
+            for each, end in ended:
+                ends[graph.place[each]] = end
+                if each in marks:
+                    marks[each] = end
         through = [[ends[graph.place[number]] for number in last] for last in graph.last]
         return Replayed(self.places, [reduce(maximum, each, ORIGIN) for each in through], self._further(marks, drawn))
 
@@ -238,7 +249,7 @@ class StepReplay:
     @cached_property
     def _latest_launch(self) -> list[float]:
         """By node, when it is launched on the place where that is latest."""
-        return [each if isinstance(each, float) else float(each.max()) for each in self.nodes.launched]
+        return list(map(_most, self.nodes.launched))
 
     def _further(self, ends: dict[int, Floats], drawn: dict[BlockTimes, _Drawn]) -> Floats | float:
         """What periods add that were not played. ends: of the nodes that mark periods."""
