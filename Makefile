@@ -78,7 +78,7 @@ gpu: $(VENV)/ready  ## on a machine with NVIDIA GPUs: calibrate, execute everyth
 mutants: $(VENV)/ready  ## small wrong changes of sim/ and strategies/: which does no test notice? an hour
 	$(BIN)/python tests/mutants.py
 
-calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped profile cpu-gloo; ten minutes, nothing else running
+calibrate: $(VENV)/ready  ## measure this machine anew and replace the shipped profile cpu-gloo; a quarter of an hour, nothing else running
 	$(BIN)/shardyard calibrate --cluster cpu-gloo --samples out/cpu-gloo.samples.jsonl --output out/cpu-gloo.yaml
 	cp out/cpu-gloo.yaml sim/pricing/profiles/cpu-gloo.yaml
 	cp out/cpu-gloo.png docs/calibration.png

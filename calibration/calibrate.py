@@ -187,8 +187,9 @@ def fit(request: Request, head: dict[str, Any], samples: Sequence[Sample]) -> Re
         for sample in merged
         if sample.part == "copy"
     }
+    company = {str(sample.case["kind"]): sample.value for sample in merged if sample.part == "company"}
     shapes = CHECKED if fitted.profile.crowding else FITTED + CHECKED
-    return Result(fitted, cluster, checks(merged, fitted.profile, cluster, shapes), files, copies)
+    return Result(fitted, cluster, checks(merged, fitted.profile, cluster, shapes), files, copies, company)
 
 
 def _base(head: dict[str, Any], cluster: Cluster) -> Profile:

@@ -64,7 +64,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     provenance = base.provenance | {"links": note}
     profile = profile.model_copy(update={"name": request.output.stem, "provenance": provenance, "applies_to": ()})
     fitted = Fitted(write_profile(request.output, profile), {"links": points}, {}, notes)
-    return Result(fitted, cluster, [], [request.output], {})
+    return Result(fitted, cluster, [], [request.output], {}, {})
 
 
 def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: str = "") -> tuple[list[Row], list[str], list[str]]:

@@ -29,11 +29,13 @@ PARTS = (
     "copy",
     "collective",
     "overlap",
+    "company",
     "wrapping",
     "footprint",
     "layer",
     "sustained",
 )
+AMONG = ("collective", "overlap", "company")  # parts that need more than one rank
 NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"
 
 
@@ -81,6 +83,7 @@ class Result:
     layers: list[Check]
     files: list[Path]
     copies: dict[str, float]  # "pinned to device" -> bytes per second
+    company: dict[str, float]  # of a kind of computation: its time while all ranks of a node compute over that while others wait
 
 
 def check(request: Request) -> None:
@@ -103,8 +106,8 @@ def check(request: Request) -> None:
 
 def check_parts(request: Request, device: Kind, ranks: int) -> None:
     """Refuse what could be measured and not be fitted to."""
-    lone = [part for part in ("collective", "overlap") if part in request.parts]
-    if ranks == 1 and set(request.parts) <= {"collective", "overlap"}:
+    lone = [part for part in AMONG if part in request.parts]
+    if ranks == 1 and set(request.parts) <= set(AMONG):
         raise UserError(f"--parts {','.join(lone)}: needs at least 2 ranks, and there is 1")
     queued = class_of(device).ordered
     if not queued and not request.cluster and not {"gemm", "memory"} <= set(request.parts):

@@ -64,7 +64,9 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
     processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
 
     from calibration.execute.worker import work
+    from strategies.predict import profiles_of
 
+    drifting = [any(profile.anchors for profile in profiles_of(job)) for job in jobs]
     done: list[Execution] = []
 
     def heard(message: dict[str, Any]) -> None:
@@ -72,7 +74,7 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
         if hear:
             hear(message | {"execution": done[-1]})
 
-    launch(work, processes, jobs, seconds, streamed, device=device, hear=heard, nodes=nodes, speeds=speeds)
+    launch(work, processes, jobs, seconds, streamed, drifting, device=device, hear=heard, nodes=nodes, speeds=speeds)
     return done
 
 

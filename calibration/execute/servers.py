@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -41,17 +41,8 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
     """Train `steps` steps of every worker; None on ranks other than 0 under a launcher. Raises UserError."""
     job, bound = ready(job), bound_of(staleness)
     ranks, device = job.cluster.gpus, device_of(job)
-    for axis, degree in (("tp", job.plan.tp), ("pp", job.plan.pp)):
-        if degree > 1:
-            raise UserError(f"{job.where}: {axis}={degree}: a worker of parameter servers is one process with the whole model")
-    if job.plan.packing is not None:
-        raise UserError(f"{job.where}: packing: workers of parameter servers train on whole sequences")
-    if job.plan.data_parallel != "ddp":
-        raise UserError(f"{job.where}: data_parallel={job.plan.data_parallel}: parameter servers are in its place")
-    if not 0 < servers < ranks:
-        raise UserError(f"--servers {servers}: of {ranks} processes at least 1 and at most {ranks - 1}, so that workers are left")
-    if not class_of(device).any_source and bound != 0:
-        raise UserError(f"--staleness {staleness}: NCCL cannot receive from whichever rank comes first; only sync runs on GPUs")
+    for refusal in reasons(job, servers, staleness, class_of(device).any_source):
+        raise UserError(refusal)
 
     need_torch()
     from calibration.execute.parameter_server import work
@@ -79,3 +70,19 @@ def serve(job: Job, servers: int, staleness: str, steps: int) -> Served | None:
         max(ages),
         compared,
     )
+
+
+def reasons(job: Job, servers: int, staleness: str, any_source: bool = True) -> Iterator[str]:
+    """What workers and servers do not do. any_source: whether the backend receives from whichever rank sends first."""
+    plan, ranks = job.plan, job.cluster.gpus
+    for axis, degree in (("tp", plan.tp), ("pp", plan.pp)):
+        if degree > 1:
+            yield f"{job.where}: {axis}={degree}: a worker of parameter servers is one process with the whole model"
+    if plan.packing is not None:
+        yield f"{job.where}: packing: workers of parameter servers train on whole sequences"
+    if plan.data_parallel != "ddp":
+        yield f"{job.where}: data_parallel={plan.data_parallel}: parameter servers are in its place"
+    if not 0 < servers < ranks:
+        yield f"--servers {servers}: of {ranks} processes at least 1 and at most {ranks - 1}, so that workers are left"
+    if not any_source and bound_of(staleness) != 0:
+        yield f"--staleness {staleness}: NCCL cannot receive from whichever rank comes first; only sync runs on GPUs"

@@ -34,9 +34,10 @@ NORM = "norm"  # stands for the axis of what is not of a plan's axes, and not pr
 CHECKED = 3  # steps that are compared with one process; the memory is that of the last one
 
 
-def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[bool] = ()) -> None:
+def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[bool] = (), drifting: Sequence[bool] = ()) -> None:
     """Carry out `jobs`. Rank 0 tells of each as soon as it is done: plain data of every rank, of which times and distances are
-    the same; without `seconds` there are no times. streamed: jobs whose model one process cannot hold.
+    the same; without `seconds` there are no times. streamed: jobs whose model one process cannot hold. drifting: those whose
+    profile has anchors.
 
     Raises UserError for a job that cannot be executed, before any begins, and for one that computes something else.
     """
@@ -48,8 +49,8 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
     gc.freeze()  # what torch has imported stays, and is left out below
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
-        partly = number <= len(streamed) and streamed[number - 1]
-        dist.gather_object(_execution(place, job, seconds, partly), every if place.rank == 0 else None)
+        partly, drifts = (number <= len(marks) and marks[number - 1] for marks in (streamed, drifting))
+        dist.gather_object(_execution(place, job, seconds, partly, drifts), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:
             place.tell({"done": number, "job": job.name, "ranks": every})
@@ -71,7 +72,7 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
             )
 
 
-def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[str, Any]:
+def _execution(place: Place, job: Job, seconds: float, streamed: bool, drifts: bool) -> dict[str, Any]:
     setup = Setup.of(place, job)
     losses = []
     # a core's memory is followed by a dispatch mode, under which nothing is compiled
@@ -97,7 +98,8 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
     anchors = Readings(place)
-    times = asdict(measure(runner, seconds, _nothing if job.effects else anchors.visit)) if seconds else None
+    visit = anchors.visit if drifts and not job.effects else _nothing  # a rank that is throttled is slow on purpose
+    times = asdict(measure(runner, seconds, visit)) if seconds else None
     runner.finish()
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     steps = setup.resolved.local_steps
@@ -116,7 +118,7 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool) -> dict[s
 
 
 def _nothing() -> None:
-    """Visits no anchors: a rank that is throttled is slow on purpose."""
+    """Visits no anchors."""
 
 
 def _volumes(setup: Setup, sent: Sequence[tuple[str, str, float]], factors: Mapping[str, float]) -> dict[str, float]:

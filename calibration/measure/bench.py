@@ -30,7 +30,13 @@ TICK = 2e-4  # seconds that a timed stretch lasts at least: shorter actions are 
 WINDOW = 0.4  # seconds
 STRETCHES = 5  # of launches
 ROOM, CACHES = 9.6e7, 3.0  # bytes that operands are taken from in turn: at least, and as a multiple of the cache
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp8": torch.float8_e4m3fn,
+}
 TRIM = 0.1  # share of repetitions left out at either end of a mean
 
 

@@ -106,7 +106,7 @@ def grid(device: Kind, quick: bool) -> Grid:
                 2.0,
             )
         return Grid(
-            2,
+            3,
             0.12,
             30.0,
             12,
@@ -187,7 +187,7 @@ def grid(device: Kind, quick: bool) -> Grid:
         2**32,
         2,
         1,
-        ("bf16", "fp16", "tf32", "fp32"),
+        ("bf16", "fp16", "tf32", "fp32", "fp8"),
         (
             *_products((256, 1024, 2048, 4096, 8192), (1024, 2048, 4096, 8192)),
             (4096, 32000, 4096),

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from calibration.measure.bench import DTYPES, Bench, Probe, Reading, cold
+from calibration.measure.bench import DTYPES, Action, Bench, Probe, Reading, cold
 from calibration.measure.calls import CALLED
 from calibration.measure.grid import Grid, Shape
 
@@ -29,7 +29,7 @@ def probes(grid: Grid) -> list[Probe]:
     result: list[Probe] = []
     for dtype in grid.dtypes:
         result += [_product(shape, layout, dtype) for shape in grid.products for layout in ("forward", "input", "weight")]
-        result += [_batched(shape, dtype) for shape in grid.batched]
+        result += [_batched(shape, dtype) for shape in grid.batched if dtype != "fp8"]  # attention's, which is not in fp8
     main = grid.dtypes[0]
     result += [_attention(shape, main, way) for shape in grid.attention for way in ("forward", "backward", "materialised")]
     result += [_memory(kind, count, main) for kind in MEMORY for count in grid.elements]
@@ -68,6 +68,8 @@ def _product(shape: Shape, layout: str, dtype: str) -> Probe:
     size = _width(dtype) * (m * k + n * k + m * n)
 
     def run(bench: Bench) -> Reading:
+        if dtype == "fp8":
+            return bench.kernel(_narrow(own, layout, bench))
         operands = [torch.randn(*size, device=bench.device).to(DTYPES[dtype]) for size in ((m, k), (n, k), (m, n))]
         turns = cold(lambda: [tensor.clone() for tensor in operands], size, bench.room)
         actions: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
@@ -81,6 +83,24 @@ def _product(shape: Shape, layout: str, dtype: str) -> Probe:
 
     case: dict[str, str | float] = {"layout": layout, "dtype": dtype, "batch": 1, "m": own[0], "n": own[1], "k": own[2]}
     return Probe("gemm", case, run, takes=4.0 * size)
+
+
+def _narrow(shape: Shape, layout: str, bench: Bench) -> Action:
+    """A product in fp8 with a result of 16 bits. Tensor cores take both operands along the numbers that are added up, so that
+    backward passes have transposed copies, which are made elsewhere; they add up in fp32, the forward pass in fewer bits
+    (Transformer Engine's use_split_accumulator).
+    """
+    m, n, k = shape
+    left, right = (torch.randn(rows, k, device=bench.device).to(DTYPES["fp8"]) for rows in (m, n))
+    one = torch.ones((), device=bench.device)
+    fast = layout == "forward" and bench.place.compute.ordered
+    turns = cold(lambda: (left.clone(), right.clone()), left.nbytes + right.nbytes, bench.room)
+
+    def product() -> Tensor:
+        a, b = next(turns)
+        return torch._scaled_mm(a, b.t(), one, one, out_dtype=torch.bfloat16, use_fast_accum=fast)
+
+    return product
 
 
 def _batched(shape: Shape, dtype: str) -> Probe:

@@ -24,7 +24,7 @@ def probes() -> list[Probe]:
             "layer",
             {"hidden": hidden, "tokens": tokens, "layers": count, "passes": name},
             _run(hidden, tokens, count, name),
-            rounds=2,
+            rounds=3,
         )
         for hidden, tokens in FITTED + CHECKED
         for count in COUNTS

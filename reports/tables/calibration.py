@@ -86,6 +86,9 @@ def accuracy(result: Result) -> RenderableType:
         f"measured {seconds(sum(check.measured))}, predicted {seconds(sum(check.predicted))}, {signed(check.error)}"
         for check in result.layers
     ]
+    if result.company:
+        times = ", ".join(f"{kind} × {factor:.3f}" for kind, factor in result.company.items())
+        lines.append(f"while all ranks of a node compute, over the time while the others wait: {times}")
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]
     return Group(table, *lines)
 
@@ -102,6 +105,7 @@ def to_dict(result: Result) -> dict[str, Any]:
         "files": [str(path) for path in result.files],
         "series": series,
         "layers": [check._asdict() | {"error": check.error} for check in result.layers],
+        "company": result.company,
         "copies": result.copies,
         "notes": result.fitted.notes,
     }

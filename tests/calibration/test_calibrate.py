@@ -50,7 +50,7 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]
 
 
 def _calibrated(path: Path) -> Result:
-    parts = "gemm,memory,launch,collective,overlap,wrapping,footprint"
+    parts = "gemm,memory,launch,collective,overlap,company,wrapping,footprint"
     rounds = calibrate.measure
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibrate, "measure", lambda request, hear: rounds(request, hear, -2))
@@ -67,6 +67,7 @@ def test_one_command_writes_profile_machine_and_plot(calibrated: tuple[Path, Out
         "mine.samples.jsonl",
         "mine.yaml",
     ]
+    assert "others wait: product × " in " ".join(result.output.split())
     profile = load_profile(path)
     measured = {table.operation for table in profile.tables}
     assert measured == {

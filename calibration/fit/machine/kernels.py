@@ -106,7 +106,8 @@ def fit_gemm(
     kept_numbers = {name: getattr(base, name) for name in PHYSICS} if base is not None and gpu.sms else {}
     batch, m, n, k = columns(rows, "batch", "m", "n", "k")
     seconds, out = seconds_of(rows), kept(rows)
-    traffic = WIDTH[dtype] * batch * (m * k + k * n), WIDTH[dtype] * batch * m * n
+    width, stored = WIDTH[dtype], max(2, WIDTH[dtype])  # results are of 16 bits or more
+    traffic = width * batch * (m * k + k * n), stored * batch * m * n
     rates, product = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), Product((batch, m, n, k), traffic)
 
     def price(curve: GemmCurve) -> Array:

@@ -88,7 +88,7 @@ class Fit(Parts):
         if not curves:
             return
         self.change["forward"] = forward
-        self.change["gemm"] = dict(self.base.gemm) | curves if self.gpu.sms else curves  # a GPU's fp8 stays as it was
+        self.change["gemm"] = dict(self.base.gemm) | curves if self.gpu.sms else curves  # what was not measured stays
         self._capped(curves, every)
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from calibration.execute import limits
+from calibration.execute.servers import reasons
 from strategies.job import Job
 from strategies.read_job import read_job
 from tests.conftest import LLAMA_LAYER
@@ -25,7 +26,7 @@ ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "docs" / "accuracy.md"
 BEGIN, END = "<!-- refused: written by tests/calibration/execute/test_refused.py -->\n", "<!-- end of refused -->\n"
 LIMITS = [ROOT / "calibration/execute/limits.py", ROOT / "calibration/execute/traced/limits.py"]
-SOURCES = [*LIMITS, *sorted((ROOT / "calibration/execute/data_parallel").glob("*.py"))]
+SOURCES = [*LIMITS, ROOT / "calibration/execute/servers.py", *sorted((ROOT / "calibration/execute/data_parallel").glob("*.py"))]
 GPT = {"name": "gpt", "hidden": 32, "layers": 4, "heads": 4, "vocabulary": 64, "context": 16}
 LLAMA = GPT | {"name": "llama", "kv_heads": 2, "ffn": 48, **LLAMA_LAYER}
 SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
@@ -129,6 +130,11 @@ CASES: list[Case] = [
     ("DeepSpeed with other axes", {"plan": DS | {"tp": 2}}),
     ("DeepSpeed in 16 bits", {"node": SIXTEEN, "plan": DS | {"precision": "fp16"}}),
     ("DeepSpeed with adapters, frozen or compiled layers, modules", {"plan": DS | {"freeze": {"layers": 1}}}),
+    ("workers of parameter servers over several processes", {"plan": {"tp": 2}, "served": {}}),
+    ("workers of parameter servers with packed documents", {"plan": PACKED, "served": {}}),
+    ("parameter servers with sharded states", {"plan": {"data_parallel": "zero1"}, "served": {}}),
+    ("parameter servers without workers", {"plan": {}, "served": {"servers": 4}}),
+    ("asynchronous parameter servers on GPUs", {"plan": {}, "served": {"staleness": "async", "any_source": False}}),
 ]
 
 
@@ -146,12 +152,16 @@ def reason(case: dict[str, Any]) -> str:
     """Why it is refused."""
     from calibration.execute.data_parallel import hook_class
 
+    case = dict(case)
+    served = case.pop("served", None)  # how many servers there are, and how far workers may run ahead
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(limits, "available_cores", lambda: (0, 1))
             patch.setitem(sys.modules, "deepspeed", None)
             job = limits.ready(job_of(**case))
             said = hook_class(job.plan).reason(job, job.resolve())
+            if served is not None:
+                said = next(reasons(job, **{"servers": 1, "staleness": "sync"} | served), None)
     except UserError as error:
         said = str(error)
     assert said, f"{case} is executed"
@@ -159,10 +169,11 @@ def reason(case: dict[str, Any]) -> str:
 
 
 def reasons_in(path: Path) -> Iterator[int]:
-    """Lines that give a reason: what `check` returns, what limits.py yields and raises."""
+    """Lines that give a reason: what `check` returns, what limits.py yields and raises, and servers.py yields."""
     for function in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)):
         for node in ast.walk(function):
-            refuses = path.name == "limits.py" and isinstance(node, ast.Yield | ast.Raise)
+            refuses = path.name in ("limits.py", "servers.py") and isinstance(node, ast.Yield)
+            refuses |= path.name == "limits.py" and isinstance(node, ast.Raise)
             checks = (
                 function.name in ("check", "reason") and isinstance(node, ast.Return) and isinstance(node.value, ast.JoinedStr)
             )
