@@ -74,8 +74,8 @@ class Device:
 
     def compute(self, task: Compute) -> None:
         """Start a block."""
-        self._task, self._since, self._left = task, self.env.now, self.duration(task)
-        self._slow = self._slowed_now()
+        self._task, self._since, self._left = task, task.start, self.duration(task)
+        self._slow = self._slowed_now() if self._working else 0.0
         self._expect(self._left)
 
     def stop(self) -> None:
@@ -104,7 +104,7 @@ class Device:
 
     def _expect(self, seconds: float) -> None:
         """Schedule the end of the block. seconds: left, were it not slowed."""
-        self.scheduled.append(self.env.now)
+        self.scheduled.append(self._since)
         event = self._event = self.env.timeout(on_grid(seconds * self._factor()) if self._slow else seconds)
         event.callbacks.append(self._computed)
 

@@ -153,11 +153,11 @@ class Network:
             return
         wait = on_grid(flow.left / flow.rate)
         flow.drain = now + wait
-        self._end_after(flow, wait, whole=alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None)
+        self._end_after(flow, now, wait, whole=alone and flow.part == len(flow.parts) - 1 and flow.left_sender is None)
 
-    def _end_after(self, flow: Flow, wait: float, whole: bool) -> None:
+    def _end_after(self, flow: Flow, now: float, wait: float, whole: bool) -> None:
         """The bytes of the current part have left after `wait` seconds; whole: its latency is over in the same event."""
-        self.scheduled.append(self.env.now)
+        self.scheduled.append(now)
         flow.event = self.env.timeout(wait + flow.latency if whole else wait, (flow, whole))
         flow.event.callbacks.append(self._drained)
 
@@ -206,7 +206,7 @@ class Network:
                 self._expect(flow, now)
             elif cast(tuple[Flow, bool], flow.event.value)[1]:  # it needs an event for its end, without its latency
                 cancel(flow.event)
-                self._end_after(flow, flow.drain - now, whole=False)
+                self._end_after(flow, now, flow.drain - now, whole=False)
 
     def _component(self, touched: list[Flow]) -> list[Flow]:
         component, now = dict.fromkeys(touched), self.env.now

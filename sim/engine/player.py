@@ -262,15 +262,19 @@ class Player:
 
     def timeline(self) -> Timeline:
         """The timeline of the played step, by the network's clock."""
-        times = self.past
+        times, stretch, owed = self.past, [0.0] * len(self.tasks), dict[int, dict[str, float]]()
         scheduled = [*self.network.scheduled, *(time for device in self.devices for time in device.scheduled)]
-        events = sum(task is None for task in self.tasks) + len(scheduled)
-        stretch = [task.stretch if isinstance(task, Compute) else 0.0 for task in self.tasks]
-        owed = {number: task.owed for number, task in enumerate(self.tasks) if isinstance(task, Compute) and task.owed}
+        events = self.tasks.count(None) + len(scheduled)
+        start, end, launched = times.start, times.end, times.launched
         for number, task in enumerate(self.tasks):
-            if task is not None:
-                times.start[number], times.end[number] = task.start, cast(float, task.end)
-                times.launched[number] = task.launched
+            if task is None:
+                continue
+            assert task.end is not None
+            start[number], end[number], launched[number] = task.start, task.end, task.launched
+            if isinstance(task, Compute):
+                stretch[number] = task.stretch
+                if task.owed:
+                    owed[number] = task.owed
         for holds, number in self.held.items():
             if self.tasks[number] is not None:
                 before = -1 if holds.before is None else self.held[holds.before]

@@ -23,19 +23,19 @@ class Transfer(Task):
 
     def begin(self) -> None:
         """Wait for the host, then send."""
-        wait = self.launched - self.env.now
+        wait = self.launched - self.start
         if wait > 0:
-            self.network.scheduled.append(self.env.now)
+            self.network.scheduled.append(self.start)
             self.env.timeout(wait).callbacks.append(self._launched)
         else:
             self.send()
 
     def _launched(self, _: object) -> None:
+        self.start = self.env.now
         self.send()
 
     def send(self) -> None:
         """Put the bytes on the network."""
-        self.start = self.env.now
         self.network.start(self.parts, self.latency, self.finish)
 
 
@@ -69,9 +69,8 @@ class CollectiveTransfer(Transfer):
             if not rendezvous.arrive(self):
                 return
             members = rendezvous.members
-        now = self.env.now
         for member in members:
-            member.start = now
+            member.start = self.start
             member.device.communicate(member.working)
         self.network.start(self.parts, self.latency, lambda: _ended(members))
 
