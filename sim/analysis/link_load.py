@@ -17,6 +17,8 @@ from sim.timeline import Timeline
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology, is_hosted
 
+NEAR = 1e-9  # part of the most seconds of a kind's links by which rounding may move those that are asked for
+
 
 @dataclass(frozen=True)
 class LinkLoad:
@@ -35,33 +37,45 @@ class LinkLoad:
 
 def link_loads(timeline: Timeline) -> list[LinkLoad]:
     """Every link that carries anything, the hottest first."""
-    wiring, topology, step = timeline.op_costs.wiring, timeline.op_costs.topology, timeline.step
+    return _loads(timeline, {link: size for link, size in enumerate(_carried_by_links(timeline)) if size})
+
+
+def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
+    """The hottest link of each kind, the hottest kind first."""
+    wiring, size = timeline.op_costs.wiring, _carried_by_links(timeline)
+    seconds = [each / capacity for each, capacity in zip(size, wiring.capacity, strict=True)]
+    most: dict[str, float] = {}
+    for kind, each in zip(wiring.kind, seconds, strict=True):
+        most[kind] = max(each, most.get(kind, 0.0))
+    nearly = {
+        link: size[link] for link, each in enumerate(seconds) if size[link] and each >= most[wiring.kind[link]] * (1 - 1e-9)
+    }
+    first: dict[str, LinkLoad] = {}
+    for load in _loads(timeline, nearly):
+        first.setdefault(load.kind, load)
+    return tuple(first.values())
+
+
+def _carried_by_links(timeline: Timeline) -> list[float]:
+    """Bytes on each link of the wiring."""
+    wiring = timeline.op_costs.wiring
     load_of = [0.0] * len(wiring.capacity)
     for traffic, size, _ in transfers(timeline):
         for demand in wiring.demands[traffic]:
             for link, flows in demand.flows:
                 load_of[link] += size * demand.share * flows
-    loads = [
-        LinkLoad(
-            topology.name(wiring.example[link]),
-            wiring.kind[link],
-            wiring.multiple[link],
-            capacity,
-            size,
-            size / (capacity * step) if step else 0.0,
-        )
-        for link, (capacity, size) in enumerate(zip(wiring.capacity, load_of, strict=True))
-        if size
-    ]
+    return load_of
+
+
+def _loads(timeline: Timeline, carried: dict[int, float]) -> list[LinkLoad]:
+    """Links of the wiring with the bytes that they carry, the hottest first."""
+    wiring, topology, step = timeline.op_costs.wiring, timeline.op_costs.topology, timeline.step
+    loads = []
+    for link, size in carried.items():
+        capacity = wiring.capacity[link]
+        name, utilisation = topology.name(wiring.example[link]), size / (capacity * step) if step else 0.0
+        loads.append(LinkLoad(name, wiring.kind[link], wiring.multiple[link], capacity, size, utilisation))
     return sorted(loads, key=lambda load: (-load.utilisation, load.name))
-
-
-def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
-    """The hottest link of each kind, the hottest kind first."""
-    first: dict[str, LinkLoad] = {}
-    for load in link_loads(timeline):
-        first.setdefault(load.kind, load)
-    return tuple(first.values())
 
 
 def link_kinds(timeline: Timeline) -> set[str]:

@@ -83,7 +83,7 @@ class Uncontended:
         self._blocked: dict[int, list[int]] = {}  # by op, the lanes that wait for it
         self._come: dict[Hashable, list[tuple[int, int, float]]] = {}  # (lane, op, seconds) by rendezvous that is not complete
         self._carried: set[int] = set()  # ops whose bytes another member of their rendezvous puts on the network
-        self._inside: dict[Hashable, Demands] = {}  # of blocks by cohort and collectives
+        self._demanded: dict[Hashable, Demands] = {}  # of transfers by links, of blocks by cohort and collectives
         self._alike = True  # whether the members of each rendezvous take equally long
         self._free = list(range(len(lanes.every)))  # lanes that can go on
         complete = self._run() and self._alike
@@ -197,10 +197,12 @@ class Uncontended:
             for link, rates in streams.items()
             if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING)
         }
-        for known, own in demands if crowded else ():
-            for (link, _), rate in own.items():
-                if link in crowded:
-                    crowded[link].append((known, rate / capacity[link]))
+        parts = {
+            id(own): [(link, rate / capacity[link]) for (link, _), rate in own.items() if link in crowded] for _, own in demands
+        }
+        for known, own in demands:
+            for link, part in parts[id(own)]:
+                crowded[link].append((known, part))
         distinct: dict[Hashable, list[tuple[_Known, float]]] = {}  # links with the same traffic
         for users in crowded.values():
             distinct.setdefault(tuple((known.ops[0], part) for known, part in users), users)
@@ -228,16 +230,20 @@ class Uncontended:
         return float(time[order][over].min(initial=inf))
 
     def _demands(self, lane: int, known: _Known) -> Demands:
-        """What a piece of work puts on links; one object for blocks of a lane with the same collectives."""
+        """What a piece of work puts on links; one object for transfers over equal links, and for blocks of a lane with equal
+        collectives.
+        """
+        key: Hashable
         if known.transfer:
-            return self._rates([(known.transfer, "")])
+            key = tuple([flows for _, flows in known.transfer.parts])
+            own = self._demanded.get(key)
+            return own if own is not None else self._demanded.setdefault(key, self._rates([(known.transfer, "")]))
         if self.lanes.op_costs.lane is not None:
             return {}
         cohort, block = self.lanes.every[lane].cohort, cast(Block, known.work)
         key = cohort, block.meetings
-        if key not in self._inside:
-            self._inside[key] = self._rates(self.lanes.op_costs.inside(block, cohort))
-        return self._inside[key]
+        own = self._demanded.get(key)
+        return own if own is not None else self._demanded.setdefault(key, self._rates(self.lanes.op_costs.inside(block, cohort)))
 
     def _rates(self, transfers: list[tuple[TransferCost, str]]) -> Demands:
         """By link and stream inside a block, the most bytes per second that one of these transfers puts there."""
@@ -257,7 +263,7 @@ class Uncontended:
             every = [known for each in works.values() for known in each.values()]
             collectives = [op for known in every if known.transfer and not known.transfer.is_send for op in known.ops]
             if collectives:
-                blocks = np.sort(np.concatenate([np.array(known.ops, np.int64) for known in every if not known.transfer]))
+                blocks = np.array(sorted([op for known in every if not known.transfer for op in known.ops]), np.int64)
                 begin, through = start[collectives], end[collectives]
                 place = np.searchsorted(end[blocks], begin, side="right")  # the first block that ends after a collective begins
                 there = place < len(blocks)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from functools import cached_property, reduce
+from functools import cached_property, lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.grid import Grid
 from sim.op_index import op_index
 from sim.program import Block, Collective, Program
+from sim.remembered import remembered
 from sim.timeline import Timeline
 from topologies.links.sums import distinct
 from topologies.links.topology import Ids
@@ -56,8 +58,7 @@ class Places:
         self.op_costs, self.grid = timeline.op_costs, timeline.program.grid
         self._at = [cohort.at for cohort in timeline.program.cohorts]
         self.inside = axes_inside(timeline.program)
-        inside = self.grid.group_of(self.grid.groups((), self._at[0]).ravel(), self.inside)
-        _, self._example, self._place = np.unique(inside, return_index=True, return_inverse=True)
+        self._example, self._place = _arranged(self.grid, tuple(self._at[0].items()), self.inside)
         self.count = len(self._example)
         lane, program = timeline.op_costs.lane, timeline.program
         self._lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
@@ -110,6 +111,16 @@ class Places:
         return result
 
 
+@lru_cache(maxsize=64)
+def _arranged(grid: Grid, at: tuple[tuple[str, int], ...], inside: tuple[str, ...]) -> tuple[Ids, Ids]:
+    """Of the ranks at these coordinates the first of each place, and the place of each."""
+    _, example, place = np.unique(
+        grid.group_of(grid.groups((), dict(at)).ravel(), inside), return_index=True, return_inverse=True
+    )
+    return example, place
+
+
+@remembered
 def axes_inside(program: Program) -> tuple[str, ...]:
     """Axes along which ranks meet inside blocks."""
     axes: dict[str, None] = {}

@@ -145,10 +145,14 @@ class StepReplay:
         known: dict[Hashable, Groups | None] = {}
         result: dict[int, Meeting] = {}
         for number, first in enumerate(self.graph.first[:-1]):
+            lone: dict[tuple[str, ...], Groups | None] = {}  # of collectives to which no other cohort comes, by their axes
             for _, op, ops in op_index(self.program.cohorts[number]).works:
                 if not isinstance(op.work, Collective):
                     continue
-                alone = self._groups([(op.work, number)], known)  # of those to which no other cohort comes
+                axes = () if op.work.cohorts else op.work.axes
+                if axes not in lone:
+                    lone[axes] = self._groups([(op.work, number)], known)
+                alone = lone[axes]
                 for node in (first + ops).tolist():
                     members = self.graph.together.get(node)
                     if members is not None and node == members[0]:
