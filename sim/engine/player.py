@@ -213,10 +213,11 @@ class Player:
                 if task is None:
                     ended[op.stream] = past[me]
                     continue
-                others = [bases[cohort] + other for cohort, other in op.after]
-                streams.stream(op.stream).add(task, [other for each in others if (other := tasks[each]) is not None])
+                others = [tasks[bases[cohort] + other] for cohort, other in op.after]
+                streams.stream(op.stream).add(task, [other for other in others if other is not None])
                 if not task.waiting:
-                    result.append((max((ended.get(op.stream, 0.0), *(past[each] for each in others))), task))
+                    over = (past[bases[cohort] + other] for cohort, other in op.after)
+                    result.append((max((ended.get(op.stream, 0.0), *over)), task))
             streams.streams.clear()  # they refer to tasks, and these to their device: a circle that would outlive the player
         return result
 

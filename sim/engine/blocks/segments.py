@@ -111,7 +111,7 @@ class Segments:
 
     def _segment(self, name: str, times: int, items: SharedItems) -> Segment:
         lane = self.lanes.every[self.number]
-        cost = self.lanes.op_costs.block(Block(name, (Run(times, items),)), lane.cohort, rank=lane.rank)
+        cost = self.lanes.op_costs.block(_part(name, times, items), lane.cohort, rank=lane.rank)
         slowed = sum(seconds for (part, _), seconds in cost.parts.items() if part == SLOWDOWN)
         return Segment(cost, tuple(self._pieces(name, times, items)), slowed)
 
@@ -123,7 +123,7 @@ class Segments:
         started: dict[Collective, list[int]] = {}
         joins: tuple[int, ...] = ()
         number = 0
-        for item in grouped(items):
+        for item in _grouped(items):
             if isinstance(item, Join):
                 joins = (*joins, started[item.collective].pop(0))
                 continue
@@ -135,7 +135,7 @@ class Segments:
                 started.setdefault(work, []).append(number)
             else:
                 stream, waits = COMPUTE, (*computed, *joins)
-                work = item if isinstance(item, Collective) else Block(name, (Run(times, item),))
+                work = item if isinstance(item, Collective) else _part(name, times, item)
                 if isinstance(item, Collective):
                     waits += beside.get(SIDE_STREAM, ())
                 computed, joins = (number,), ()
@@ -148,6 +148,17 @@ class Segments:
                 yield Piece(stream, work, cost, waits, seconds, launched, seconds)
             launched += behind
             number += 1
+
+
+@lru_cache(maxsize=4096)  # one object for all lanes and plays: prices are remembered by it
+def _part(name: str, times: int, items: SharedItems) -> Block:
+    return Block(name, (Run(times, items),))
+
+
+@lru_cache(maxsize=4096)
+def _grouped(items: SharedItems) -> tuple[SharedItems | Collective | Start | Join, ...]:
+    """Kernels in a row as one."""
+    return tuple(SharedItems(item) if isinstance(item, tuple) else item for item in grouped(items))
 
 
 @lru_cache(maxsize=1024)  # lanes whose layers share their items share their prices, too
