@@ -27,6 +27,7 @@ STATE, LOCK = "state.json", "lock"
 ROOT = Path(__file__).parents[__name__.count(".") + 1]  # where this package is imported from
 START = "import shardyard; shardyard.command_line()"
 LEAST = 5.0  # seconds that a stage is worth starting for
+ONCE = 2 / 3  # part of a calibration's time at most, after which it measures nothing a second time
 TAIL = 3  # lines of a failure that are told
 Hear = Callable[[str], None]
 
@@ -101,7 +102,8 @@ def _ended(stage: Stage, folder: Path, seconds: float, lock: int) -> Done:
     start = time.monotonic()
     with log.open("w", encoding="utf-8") as out:
         path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
-        command = [sys.executable, "-c", START, *stage.command]
+        once = ["--minutes", f"{min(stage.once, ONCE * seconds) / 60:.3g}"] if stage.once else []
+        command = [sys.executable, "-c", START, *stage.command, *once]
         process = subprocess.Popen(
             command, cwd=folder, env=os.environ | {"PYTHONPATH": path}, stdout=out, stderr=subprocess.STDOUT, pass_fds=(lock,)
         )

@@ -14,17 +14,20 @@ SETS = Path(__file__).parent
 CLUSTER = "cluster.yaml"  # the machine as a cluster, in the folder
 PROFILE = "profile.yaml"
 SMOKE, FULL, STEPS = 150.0, 900.0, 400.0  # seconds that a strategy, a calibration and a set of steps may take
-AGAIN = {"quick": "4", "full": "10"}  # minutes after which a calibration measures nothing a second time
+QUICK, WHOLE = 240.0, 600.0  # seconds after which a calibration measures nothing a second time
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A command, and how long it may take. needs: files of the folder without which it cannot begin."""
+    """A command, and how long it may take. needs: files of the folder without which it cannot begin; once: seconds after which a
+    calibration measures nothing a second time, less where less is left (`command` does not say it: it is the same stage).
+    """
 
     name: str
     command: tuple[str, ...]
     seconds: float
     needs: tuple[str, ...] = ()
+    once: float = 0.0
 
     @property
     def slug(self) -> str:
@@ -47,15 +50,11 @@ def stages(kind: Kind, devices: int) -> list[Stage]:
     cluster = ("--cluster", CLUSTER) if gpus else ("--cluster", "quick-profile.cluster.yaml")
     calibration = ("--cluster", CLUSTER) if gpus else ()
     ranks = ("--ranks", str(devices))
-    first = Stage(
-        "quick calibration", ("calibrate", "--quick", "--output", quick, "--minutes", AGAIN["quick"], *ranks, *calibration), FULL
-    )
+    first = Stage("quick calibration", ("calibrate", "--quick", "--output", quick, *ranks, *calibration), FULL, once=QUICK)
     strategies = list(_strategies(cluster, devices))
     result = [*strategies, first] if gpus else [first, *strategies]  # cores are described by what is measured
     result += list(_steps(kind, quick, cluster, seconds, "by the quick profile"))
-    result.append(
-        Stage("calibration", ("calibrate", "--output", PROFILE, "--minutes", AGAIN["full"], *ranks, *calibration), FULL)
-    )
+    result.append(Stage("calibration", ("calibrate", "--output", PROFILE, *ranks, *calibration), FULL, once=WHOLE))
     return [*result, *_steps(kind, PROFILE, cluster, seconds, "by the full profile")]
 
 

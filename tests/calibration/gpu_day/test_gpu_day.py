@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from calibration import gpu_day
 from calibration.execute.limits import ready
 from calibration.gpu_day import STATE, Done, read_state, report, run
 from calibration.gpu_day.stages import SETS, Stage, stages
@@ -54,6 +55,18 @@ def test_when_the_time_is_over_nothing_begins_and_what_runs_is_ended(tmp_path: P
     long = Stage("long", ("validate", "--only", "DDP", "--seconds", "3000"), 6.0)
     (ended,) = run([long], tmp_path, 60.0, said.append)
     assert ended.ended == "out of time"
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(3600.0, "10"), (360.0, "4")])
+def test_a_calibration_measures_nothing_twice_after_two_thirds_of_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, minutes: str
+) -> None:
+    """It is the same stage, whatever is left, and not done again."""
+    monkeypatch.setattr(gpu_day, "START", "import sys; print(*sys.argv[1:])")
+    calibration = Stage("calibration", ("calibrate",), 900.0, once=600.0)
+    (done,) = run([calibration], tmp_path, seconds, lambda _: None)
+    assert (tmp_path / "logs" / "calibration.txt").read_text() == f"calibrate --minutes {minutes}\n"
+    assert done.command == calibration.command
 
 
 def test_a_folder_is_at_work_for_one_call_at_a_time(tmp_path: Path) -> None:
