@@ -51,19 +51,21 @@ def stages(kind: Kind, devices: int) -> list[Stage]:
     calibration = ("--cluster", CLUSTER) if gpus else ()
     ranks = ("--ranks", str(devices))
     first = Stage("quick calibration", ("calibrate", "--quick", "--output", quick, *ranks, *calibration), FULL, once=QUICK)
-    strategies = list(_strategies(cluster, devices))
+    strategies = list(_strategies((*cluster, *(() if gpus else ("--profile", quick))), devices))
     result = [*strategies, first] if gpus else [first, *strategies]  # cores are described by what is measured
     result += list(_steps(kind, quick, cluster, seconds, "by the quick profile"))
     result.append(Stage("calibration", ("calibrate", "--output", PROFILE, *ranks, *calibration), FULL, once=WHOLE))
     return [*result, *_steps(kind, PROFILE, cluster, seconds, "by the full profile")]
 
 
-def _strategies(cluster: tuple[str, str], devices: int) -> Iterator[Stage]:
-    """Each variant of the shipped set that fits so many devices, executed and compared with one process."""
+def _strategies(priced: tuple[str, ...], devices: int) -> Iterator[Stage]:
+    """Each variant of the shipped set that fits so many devices, executed and compared with one process. priced: options by which
+    it is, of files of the folder.
+    """
     for name in read_variants(None, devices):
         output = f"smoke-{slug(name)}.json"
-        command = ("validate", str(SHIPPED), "--only", name, "--seconds", "0.5", "--launches", "1", *cluster, "--output", output)
-        yield Stage(f"strategy {name}", command, SMOKE, (cluster[1],))
+        command = ("validate", str(SHIPPED), "--only", name, "--seconds", "0.5", "--launches", "1", *priced, "--output", output)
+        yield Stage(f"strategy {name}", command, SMOKE, priced[1::2])
 
 
 def _steps(kind: Kind, profile: str, cluster: tuple[str, str], seconds: float, by: str) -> Iterator[Stage]:
