@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -75,14 +76,13 @@ class Holding(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Run `func`, then look at what it returns."""
-        from torch.distributed.tensor import DTensor
-
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         result = func(*args, **(kwargs or {}))
         if self._waiting:
             return result
-        self.add(leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor))
+        alone = isinstance(result, torch.Tensor)  # as of most operators: leaves of a tree take as long as an operator to find
+        self.add([result] if alone else [leaf for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)])
         return result
 
     def _see(self, storage: torch.UntypedStorage) -> None:

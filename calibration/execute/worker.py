@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from calibration.execute.data_parallel import hook_class
@@ -50,6 +51,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
         partly, drifts = (number <= len(marks) and marks[number - 1] for marks in (streamed, drifting))
+        torch.compiler.reset()  # a job's layers are not compiled where those of one before were
         dist.gather_object(_execution(place, job, seconds, partly, drifts), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:

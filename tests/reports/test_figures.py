@@ -243,7 +243,7 @@ def test_time_passes_in_a_film(tmp_path: Path, timeline: Timeline) -> None:
 
 
 def test_rounds_are_a_film_whose_ranks_fill(tmp_path: Path) -> None:
-    plays = [collective_rounds(name, 4) for name in ("all_reduce/ring", "all_reduce/tree")]
+    plays = [collective_rounds(name, 3) for name in ("all_reduce/ring", "all_reduce/tree")]
     with Image.open(rounds(plays, tmp_path / "rounds.gif")) as film:
         assert film.n_frames == len(plays[0].rounds) * (STEPS + 1)
         green = []

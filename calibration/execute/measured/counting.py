@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import comm
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -102,8 +103,6 @@ class Counting(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Sequence[Any], args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Count `func` if it communicates. DTensors are left to their own dispatch, which comes back with plain tensors."""
-        from torch.distributed.tensor import DTensor
-
         if any(issubclass(kind, DTensor) for kind in types):
             return NotImplemented
         if func.namespace in NAMESPACES:

@@ -99,8 +99,8 @@ TWO = {
     "frozen layers, zero1": job("frozen layers, zero1", 2, FLAT, freeze={"layers": 1}, data_parallel="zero1"),
     "frozen head, pp": job("frozen head, pp", 2, SHORT, freeze={"head": True}, pp=2, accumulation=2),
     "dropout, pp": job("dropout, pp", 2, LLAMA, dropout=True, schedule="interleaved", chunks=2, recompute="full", **MIDDLE),
-    "compiled": job("compiled", 2, SHORT, kernels="compiled"),
-    "compiled, zero3": job("compiled, zero3", 2, FLAT, kernels="compiled", data_parallel="zero3", recompute="full"),
+    "compiled": job("compiled", 2, FLAT | {"layers": 1}, kernels="compiled", accumulation=2),
+    "compiled, zero3": job("compiled, zero3", 2, SHORT, kernels="compiled", data_parallel="zero3", recompute="full"),
     "context parallel": job("context parallel", 2, SHORT, cp=2, accumulation=2),
     "context parallel, learned positions": job("context parallel, learned positions", 2, FLAT, cp=2, data_parallel="zero1"),
     "context parallel, encoder": job("context parallel, encoder", 2, FLAT | {"family": "encoder"}, cp=2),
@@ -159,8 +159,9 @@ FOUR = {
 
 
 @pytest.mark.parametrize("jobs", [TWO, FOUR], ids=["two ranks", "four ranks"])
-def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs):
+def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs, monkeypatch):
     """One start of processes for all jobs. `validate` compares losses, gradients and parameters, and raises."""
+    monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")  # compiled layers without SIMD: g++ is done in half the time
     for validated in validate(list(jobs.values()), seconds=0):
         name, compared = validated.job.name, validated.execution.compared
         assert compared["losses"][0] > compared["losses"][-1], name

@@ -27,8 +27,7 @@ from topologies.costs import mean_rates
 
 
 def advised(**given):
-    job = shardyard.read_job(**given)
-    return advise(job, lambda changed: summarise(shardyard.simulate(changed)))
+    return advise(shardyard.read_job(**given), predict)
 
 
 def test_a_model_that_fits_one_gpu() -> None:
