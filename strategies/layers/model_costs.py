@@ -45,7 +45,7 @@ class ModelCosts:
     plan: Plan
     embedding: LayerCost
     layers: tuple[LayerCost, ...]  # one per kind
-    kept: tuple[LayerCost, ...]  # layers without recomputation
+    kept: tuple[LayerCost, ...]  # layers without recomputation, where only some are recomputed
     kinds: tuple[int, ...]  # for each layer of the model, its index in `layers`
     head: LayerCost  # final norm, language-model head and loss; before them layers that predict tokens further ahead
     batch: Items  # before every forward pass of every stage
@@ -93,8 +93,8 @@ def parts(model: Model, plan: Resolved) -> ModelCosts:
     every = [(*_kind(model, plan, layer), trained.layers[layer]) for layer in range(model.layers)]
     kinds = {kind: every.index(kind) for kind in every}  # one layer of each
     layers, kept = (
-        tuple(_layer_cost(model, plan, layer, trained.layers[layer], again) for layer in kinds.values())
-        for again in (recompute, "none")
+        tuple(_layer_cost(model, plan, layer, trained.layers[layer], again) for layer in kinds.values() if needed)
+        for again, needed in ((recompute, True), ("none", plan.recompute_layers is not None))
     )
     places = {kind: place for place, kind in enumerate(kinds)}
     tied = rank.rows * model.hidden if model.head and (model.tied or model.mtp) else 0

@@ -70,18 +70,17 @@ class Schedule:
 
 def first_mistake(order: Sequence[Action], microbatches: int, chunks: int) -> int | None:
     """The position of the first action that is repeated, comes before what it needs of the same chunk, or cannot be."""
-    before = {"F": "", "B": "F", "I": "F", "W": "I"}
-    done: set[Action] = set()
+    before, instead = {"F": "", "B": "F", "I": "F", "W": "I"}, {"B": "I", "I": "B"}
+    done: set[tuple[str, int, int]] = set()
     for position, (kind, microbatch, chunk, beside) in enumerate(order):
-        action = Action(kind, microbatch, chunk)
-        if beside and not _pair(action, *order[position + 1 : position + 2]):
+        if beside and not _pair(Action(kind, microbatch, chunk), *order[position + 1 : position + 2]):
             return position
-        earlier = before.get(action.kind, "unknown")
-        ready = not earlier or action._replace(kind=earlier) in done
-        again = action in done or (action.kind in "BI" and action._replace(kind="BI".replace(action.kind, "")) in done)
-        if not ready or again or not (0 <= action.microbatch < microbatches and 0 <= action.chunk < chunks):
+        earlier, same = before.get(kind, "unknown"), (kind, microbatch, chunk)
+        ready = not earlier or (earlier, microbatch, chunk) in done
+        again = same in done or (instead.get(kind, ""), microbatch, chunk) in done
+        if not ready or again or not (0 <= microbatch < microbatches and 0 <= chunk < chunks):
             return position
-        done.add(action)
+        done.add(same)
     return None
 
 
