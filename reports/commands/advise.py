@@ -55,6 +55,7 @@ def command(
     from strategies.planner.advise import advise
     from strategies.planner.arguments import arguments_of
     from strategies.planner.auto_plan import quick_way
+    from strategies.planner.fixes import fixes
     from strategies.planner.search.workers.executors import engine
     from strategies.planner.uncertainty import with_interval
     from strategies.predict import predict
@@ -76,6 +77,9 @@ def command(
     if (best := answer.best) is not None:  # the others' intervals would take ten simulations each
         best = replace(best, summary=with_interval(best.job, best.summary))
         answer = replace(answer, candidates=(best, *answer.candidates[1:]))
+    else:
+        nearest = answer.candidates[0]
+        answer = replace(answer, fixes=tuple(map(str, fixes(nearest.job, nearest.summary, predict))))
     if as_json:
         rows = [
             {
@@ -89,7 +93,7 @@ def command(
             }
             for shown in answer.candidates
         ]
-        echo(json.dumps({"questions": dict(answer.questions), "candidates": rows}, indent=2))
+        echo(json.dumps({"questions": dict(answer.questions), "candidates": rows, "fixes": list(answer.fixes)}, indent=2))
     else:
         from reports.tables.advice import advice
 

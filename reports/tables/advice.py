@@ -99,8 +99,8 @@ def _at_stake(answer: Advice) -> str:
 
 
 def _arguments(answer: Advice, job: Job) -> list[Text]:
-    """What makes the job the best one."""
-    settings = arguments_of(job, answer.best.job) if answer.best else ""
+    """What makes the job the best one, or the one that lacks least."""
+    settings = arguments_of(job, answer.candidates[0].job)
     return [Text(f"as arguments: {settings}")] if settings else []
 
 
@@ -118,7 +118,10 @@ def verdict(answer: Advice, job: Job) -> str:
     batch = step_of(answer.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
     what = f"{job.model.name} on {cluster.described} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
-        return f"{what}: none of the usual ways fits; more GPUs, a shorter sequence or a smaller batch are needed"
+        nearest = answer.candidates[0]
+        most = gigabytes(nearest.summary.worst.peak)
+        hint = f"it fits with {', or '.join(answer.fixes)}" if answer.fixes else "no small change of it fits, nor do more nodes"
+        return f"{what}: none of the usual ways fits; {nearest.name} needs least memory, {most} GB of a GPU: {hint}"
     bar = best.summary.interval
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
     ties = _ties(answer)

@@ -64,8 +64,10 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Advice:
-    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others.
+    """Answers to the usual questions, and candidates: those that fit first, the fastest before the others; of the others the one
+    that needs least memory first.
 
+    fixes: where none fits, what would make the first one fit, as arguments beside its own; filled in by who asks for it.
     slower: ways that are proven to be none of the first `shown` (see `advise`) and were not simulated: what they leave out of the
     job's own plan, by name.
     """
@@ -73,6 +75,7 @@ class Advice:
     questions: tuple[tuple[str, str], ...]
     candidates: tuple[Candidate, ...]
     slower: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    fixes: tuple[str, ...] = ()
 
     @property
     def best(self) -> Candidate | None:
@@ -134,9 +137,11 @@ def advise(
     return Advice(tuple(_questions(job, answer)), tuple(ranked), slower)
 
 
-def _place(candidate: Candidate) -> tuple[bool, Key]:
-    """What is comfortable first, then what fits."""
-    return not candidate.comfortable, rank(candidate.summary, dict(candidate.job.plan), candidate.job.hash)
+def _place(candidate: Candidate) -> tuple[bool, float, Key]:
+    """What is comfortable first, then what fits, then what needs least memory."""
+    summary = candidate.summary
+    needed = 0.0 if summary.fits else summary.worst.peak
+    return not candidate.comfortable, needed, rank(summary, dict(candidate.job.plan), candidate.job.hash)
 
 
 def _try(job: Job, answer: Answer, headroom: float, way: tuple[str, Changes]) -> Candidate | None:

@@ -94,6 +94,10 @@ def test_nothing_fits() -> None:
     assert result.exit_code == 2
     answer = json.loads(result.stdout)
     assert not any(candidate["fits"] for candidate in answer["candidates"])
+    needed = [candidate["memory_peak"] for candidate in answer["candidates"]]
+    assert needed == sorted(needed)
+    assert answer["fixes"]
+    assert all("nodes=" in fix for fix in answer["fixes"])  # 64 of its layers are 206 B parameters: too many for the CPUs, too
 
 
 def test_what_fits_only_with_the_help_of_the_cpus() -> None:
