@@ -44,6 +44,12 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
     )
 
 
+def given_of(model: Model, plan: Resolved) -> float:
+    """Bytes of a microbatch that a stage is given by the one before it, where all blocks are given the same."""
+    size = plan.microbatch * (plan.sequence // plan.cp) * model.hidden * plan.bytes_per_element
+    return size // plan.tp if plan.sequence_parallel else size  # each tp rank holds, and sends, its part of the sequence
+
+
 def _unevenly(model: Model, plan: Resolved) -> Program:
     """The program of a step in which dp ranks have different numbers of microbatches."""
     counts = sorted(set(plan.allotted))
@@ -110,9 +116,7 @@ class _Lowering:
     def program(self) -> Program:
         """Add every rank's passes, connect them, and end the step; its FLOPs are filled in later."""
         plan, pp = self.plan, self.plan.pp
-        size = plan.microbatch * (plan.sequence // plan.cp) * self.model.hidden * plan.bytes_per_element
-        if plan.sequence_parallel:
-            size //= plan.tp  # each tp rank holds, and sends, its part of the sequence
+        size = given_of(self.model, plan)
         sizes = {number: self._given(number, size) for number in self.stages}
         if plan.kernel_set.pipeline_buffers and pp > 1:
             self._buffers(sizes)

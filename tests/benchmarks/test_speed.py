@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from time import perf_counter, process_time
+from typing import Any
 
 import pytest
 from simpy import Environment
@@ -122,12 +123,16 @@ def test_whole_process(benchmark: Callable, arguments: tuple[str, ...]) -> None:
     benchmark(subprocess.run, [sys.executable, "shardyard.py", *arguments], cwd=ROOT, check=True, capture_output=True)
 
 
-SPACE_OF = dict(
-    model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(sequence=8192, global_batch=2048, gradients="fp32")
-)
+SPACES = {
+    "even": dict(
+        model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(sequence=8192, global_batch=2048, gradients="fp32")
+    ),
+    "a pod that is not full": dict(path=ROOT / "examples/hybrids/llama-3.1-405b.yaml"),
+}
 
 
-def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
+@pytest.mark.parametrize("given", SPACES.values(), ids=SPACES)
+def test_the_best_plan_of_llama_405b_on_16384_gpus(given: dict[str, Any]) -> None:
     """The usual space, proven; bounds alone, in plans per second of CPU time."""
     from strategies.planner.bounds.every_plan import bounds
     from strategies.planner.bounds.layer_cost_table import kinds_of
@@ -137,10 +142,10 @@ def test_the_best_plan_of_llama_405b_on_16384_gpus() -> None:
     from strategies.planner.search.space import default_space
     from strategies.planner.search.workers.executors import engine
 
-    job = read_job(**SPACE_OF)
+    job = read_job(**given)
     space = default_space(job)
     with engine(workers=2) as runs:
-        answer = Search(lambda changes: read_job(overrides=changes, **SPACE_OF), space, objective("step"), runs).run()
+        answer = Search(lambda changes: read_job(overrides=changes, **given), space, objective("step"), runs).run()
     assert answer.proven
     assert answer.counts["allowed"] >= 50_000
     plans, prices = candidates(job, space), prices_of(job)

@@ -1,7 +1,10 @@
-"""When the passes of a pipeline end when nothing but passes takes time: the schedule's own order, many kinds of plans at once."""
+"""When the passes of a pipeline end when nothing but passes, and sends of their results, takes time: the schedule's own order, many
+kinds of plans at once.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -24,13 +27,20 @@ class Critical(NamedTuple):
     chunks: tuple[int, ...]
 
 
-def critical(plan: Resolved, layout: Layout, time: dict[str, Floats]) -> Critical:
-    """The longest paths through the passes of `plan`'s schedule, for each row of `time`'s (kinds, stages)."""
+def critical(
+    plan: Resolved, layout: Layout, time: dict[str, Floats], sends: Mapping[tuple[str, int], float] | None = None
+) -> Critical:
+    """The longest paths through the passes of `plan`'s schedule, for each row of `time`'s (kinds, stages).
+
+    sends: seconds in which a stage sends a microbatch's result forward ("F") or back ("B"), one after the other, beside passes.
+    """
     orders = [actions(plan.schedule, rank, plan.pp, plan.microbatches, plan.chunks) for rank in range(plan.pp)]
     durations = {"F": time["forward"], "I": time["input"], "W": time["weight"], "B": time["backward"]}
     columns = {kind: [np.ascontiguousarray(table[:, s]) for s in range(table.shape[1])] for kind, table in durations.items()}
     done: dict[tuple[str, int, int], Floats] = {}
-    free = [np.zeros(len(time["forward"])) for _ in orders]
+    none = np.zeros(len(time["forward"]))
+    free = [none for _ in orders]
+    sent: dict[tuple[str, int], Floats] = {}  # of each way and rank, when its latest result is there
     place = [0] * len(orders)
     final: dict[int, Floats] = {}
     moving = True
@@ -46,7 +56,10 @@ def critical(plan: Resolved, layout: Layout, time: dict[str, Floats]) -> Critica
                 start = free[rank] if before is None else np.maximum(free[rank], done[before])
                 end = free[rank] = start + columns[action.kind][stage]
                 if action.kind != "W":
-                    done["F" if action.kind == "F" else "B", stage, action.microbatch] = end
+                    way = "F" if action.kind == "F" else "B"
+                    if sends and (seconds := sends.get((way, stage))):
+                        end = sent[way, rank] = np.maximum(end, sent.get((way, rank), none)) + seconds
+                    done[way, stage, action.microbatch] = end
                 if rank == 0 and action.kind in "BW":
                     final.pop(action.chunk, None)
                     final[action.chunk] = start

@@ -10,7 +10,8 @@ follows, and what is gathered after it. Steps of asynchronous schedules and loca
 And the NICs of a node must carry what its ranks gather and reduce (`strategies.planner.bounds.network_bound`), where nothing runs
 beside it after all passes of a rank.
 
-Memory. What the first and the last rank keep when a pass begins, by the schedule's order, and the sharded model states.
+Memory. What the first and the last rank, and the first of those with most layers, keep when a pass begins, by the schedule's order,
+and the sharded model states.
 
 Both are never more than what is simulated: waiting, contention, slower kernels beside communication, and gathered parameters only
 add. Strategies that write their own programs are not bounded (0).
@@ -117,7 +118,7 @@ class _Bounding:
     def _bound(self, plan: Resolved, members: Ids) -> None:
         layout, pp, m = layout_of(plan), plan.pp, plan.microbatches
         copies = schedules[plan.schedule].copies
-        by_rank = {rank: moments(plan.schedule, rank, pp, m, plan.chunks) for rank in sorted({0, pp - 1})}
+        by_rank = {rank: moments(plan.schedule, rank, pp, m, plan.chunks) for rank in sorted({0, layout.fullest, pp - 1})}
         wrong = next((text for text in by_rank.values() if isinstance(text, str)), None)
         if wrong is not None:
             self.result.possible[members] = False

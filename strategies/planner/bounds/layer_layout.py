@@ -33,6 +33,14 @@ class Layout(NamedTuple):
         """The last virtual stage."""
         return len(self.bounds) - 2
 
+    @property
+    def fullest(self) -> int:
+        """The first rank with most layers: the first rank of all has fewer where the embedding counts as one, or they do not come
+        out even.
+        """
+        layers = [sum(self.bounds[stage + 1] - self.bounds[stage] for stage in mine) for mine in self.stages]
+        return layers.index(max(layers))
+
     def times(self, kinds: Sequence[Kind]) -> dict[str, Floats]:
         """Seconds of the passes of each stage, at least; in a pair those of the kernels, since collectives run beside."""
         return {name: self.quantity(f"{name} kernels" if self.paired else name, kinds) for name in SPLIT}

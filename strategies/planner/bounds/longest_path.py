@@ -27,6 +27,7 @@ from strategies.planner.bounds.every_plan import SLACK, bounded
 from strategies.planner.bounds.expected_times import Growth, deviation_of, slowest
 from strategies.planner.bounds.layer_cost_table import Floats, inside
 from strategies.planner.bounds.memory_bound import least_memory
+from strategies.planner.bounds.network_bound import sending
 from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
 from strategies.predict import may_settle, program_of
 from topologies.links.topology import Values
@@ -134,13 +135,12 @@ def _busy(program: Program, number: int, pricing: OfOne) -> Values:
 
 def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -> Seconds:
     """Sends of a stage's rank number `index` to other nodes."""
-    node, fabric = job.cluster.node, job.cluster.fabric
-    if not node.nics or fabric.direct:
+    each, gpus = sending(job, prices.profile), job.cluster.node.gpus
+    if not each:
         return {}
-    rate = node.nic * max(1.0, node.nics / node.gpus) * prices.profile.links["nic"].efficiency
-    where = [int(program.grid.groups((), cohort.at).ravel()[index]) // node.gpus for cohort in program.cohorts]
+    where = [int(program.grid.groups((), cohort.at).ravel()[index]) // gpus for cohort in program.cohorts]
     return {
-        op.work: op.work.bytes / rate
+        op.work: op.work.bytes * each
         for op in program.cohorts[number].ops
         if isinstance(op.work, Send) and op.work.route is None and where[number] != where[op.work.to]
     }

@@ -57,6 +57,14 @@ def _crossing(job: Job, profile: Profile, grid: Grid, axes: tuple[str, ...]) -> 
     return float(shares.sum()) / (rate * len(np.unique(used[mine]))), float((shares / nics).min()) / rate
 
 
+def sending(job: Job, profile: Profile) -> float:
+    """Seconds per byte that a rank sends to another node, at least; 0 where that is not known."""
+    node = job.cluster.node
+    if not node.nics or job.cluster.fabric.direct:
+        return 0.0
+    return 1 / (node.nic * max(1.0, node.nics / node.gpus) * profile.links["nic"].efficiency)
+
+
 def hosted_update(job: Job, plan: Resolved) -> float:
     """Seconds per parameter that a rank updates on the CPUs of its node, whose memory the first ranks of the pipelines there
     share; 0 where GPUs update.

@@ -10,6 +10,7 @@ import numpy as np
 
 from sim.pricing.prices import Prices
 from strategies.data_parallel.hook import hook_of
+from strategies.lowering.lower import given_of
 from strategies.plan.resolved import Resolved
 from strategies.planner.bounds.critical_path import Critical, critical
 from strategies.planner.bounds.every_plan import SLACK, Bounds, bounded, compute
@@ -17,6 +18,7 @@ from strategies.planner.bounds.exchange_bound import HOST_STREAMS, Exchange, Exc
 from strategies.planner.bounds.expected_times import Draws, Expected
 from strategies.planner.bounds.layer_cost_table import Floats, Kinds
 from strategies.planner.bounds.layer_layout import Layout, layout_of, splits, through
+from strategies.planner.bounds.network_bound import sending
 from strategies.planner.search.candidates import Candidates
 from strategies.predict import may_settle
 from strategies.schedules import schedules
@@ -27,9 +29,10 @@ class Refiner:
 
     def __init__(self, plans: Candidates, kinds: Kinds, bounds: Bounds, prices: Prices) -> None:
         self.plans, self.kinds, self.bounds = plans, kinds, bounds
-        self.exchanges = Exchanges(plans.job, prices)
+        self.exchanges, self._sending = Exchanges(plans.job, prices), sending(plans.job, prices.profile)
         self.expected = Expected(plans.job, kinds.kinds, prices)
         self._known: dict[tuple[object, ...], tuple[Critical, dict[int, int]]] = {}
+        self._paths: dict[tuple[object, ...], tuple[Draws, Critical]] = {}
 
     def waiting(self, plan: int) -> float:
         """Seconds of the expected step of plan i, at least, by the slowest of its ranks alone: it fills, works and drains."""
@@ -69,12 +72,27 @@ class Refiner:
         resolved = self.resolved(plan)
         if not self._flows(resolved) or not self.expected.applies(resolved) or may_settle(resolved):
             return 0.0
-        layout, drawn = layout_of(resolved), self._draws(plan, resolved)
-        paths, update = critical(resolved, layout, drawn.time), self._update(plan, resolved, drawn)
+        layout, (drawn, paths) = layout_of(resolved), self._drawn_paths(plan, resolved)
+        update = self._update(plan, resolved, drawn)
         steps = np.maximum(paths.end, paths.first + update)
         if resolved.copies > 1 or resolved.offload is not None:
             steps = np.maximum(steps, self._with_exchange(resolved, paths, _own(resolved, layout, drawn.time), update))
         return _mean(steps)
+
+    def _sends(self, resolved: Resolved, layout: Layout) -> dict[tuple[str, int], float]:
+        """What results take to other nodes; see `critical`."""
+        model, grid, gpus = self.plans.job.model, resolved.grid, self.plans.job.cluster.node.gpus
+        if model.module is not None:  # whose blocks may be given less
+            return {}
+        seconds = given_of(model, resolved) * self._sending
+        node = {stage: grid.first({"pp": rank}) // gpus for rank, mine in enumerate(layout.stages) for stage in mine}
+        ways = (("F", 1), ("B", -1))
+        return {
+            (way, stage): seconds / resolved.tp if resolved.splits(way) else seconds
+            for way, step in ways
+            for stage in node
+            if node.get(stage + step, node[stage]) != node[stage]
+        }
 
     def _with_exchange(self, resolved: Resolved, paths: Critical, own: Floats, update: Floats) -> Floats:
         """Every stream works through its communication in order. Gradients that are reduced last wait for the pass that makes
@@ -95,6 +113,14 @@ class Refiner:
         if not resolved.overlap and hook_of(resolved.data_parallel).in_turn(resolved):
             busy = busy + own + (update if resolved.chunks == 1 else 0.0)
         return np.asarray(np.maximum.reduce([busy, np.full_like(own, hosted), end + talk.last, passes + talk.updating]))
+
+    def _drawn_paths(self, plan: int, resolved: Resolved) -> tuple[Draws, Critical]:
+        """The passes of plan i in every draw, with sends; plans that differ in what dp ranks share or in overlap have the same."""
+        key = (*self._shape(resolved), resolved.grid, resolved.scatters, int(self.kinds.of[plan]))
+        if key not in self._paths:
+            layout, drawn = layout_of(resolved), self._draws(plan, resolved)
+            self._paths[key] = drawn, critical(resolved, layout, drawn.time, self._sends(resolved, layout))
+        return self._paths[key]
 
     def _draws(self, plan: int, resolved: Resolved) -> Draws:
         return self.expected.draws(resolved, int(self.kinds.of[plan]), layout_of(resolved))

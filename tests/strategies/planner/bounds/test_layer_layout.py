@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from strategies.planner.bounds.layer_layout import gatherings, moments, paired, splits
+from strategies.planner.bounds.layer_layout import Layout, gatherings, moments, paired, splits
 
 
 @pytest.mark.parametrize(
@@ -52,3 +52,12 @@ def test_schedules_that_cannot_be_made_say_why() -> None:
 def test_schedules_by_what_they_do() -> None:
     assert [splits(name, 2, 4, 1) for name in ("1f1b", "gpipe", "zb-h1")] == [False, False, True]
     assert [paired(name, 2, 4, chunks) for name, chunks in (("1f1b", 1), ("dualpipe", 2))] == [False, True]
+
+
+def test_the_fullest_rank_is_the_first_of_those_with_most_layers() -> None:
+    """Two chunks of three ranks, of one layer each but for the embedding's and the head's."""
+    loop, back = ((0, 3), (1, 4), (2, 5)), ((0, 5), (1, 4), (2, 3))
+    assert Layout((0, 1, 2, 3, 4, 5, 6), loop).fullest == 0
+    assert Layout((0, 0, 1, 2, 3, 4, 4), loop).fullest == 1
+    assert Layout((0, 0, 1, 2, 3, 4, 4), back).fullest == 1
+    assert Layout((0, 1, 3, 5, 6, 7, 8), loop).fullest == 1
