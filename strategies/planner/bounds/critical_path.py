@@ -1,5 +1,5 @@
-"""When the passes of a pipeline end when nothing but passes, and sends of their results, takes time: the schedule's own order, many
-kinds of plans at once.
+"""When the passes of a pipeline end when nothing but passes, and sends of their results, takes time: the schedule's own order,
+many kinds of plans at once.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ follows, and what is gathered after it. Steps of asynchronous schedules and loca
 And the NICs of a node must carry what its ranks gather and reduce (`strategies.planner.bounds.network_bound`), where nothing runs
 beside it after all passes of a rank.
 
-Memory. What the first and the last rank, and the first of those with most layers, keep when a pass begins, by the schedule's order,
-and the sharded model states.
+Memory. What the first and the last rank, and the first of those with most layers, keep when a pass begins, by the schedule's
+order, and the sharded model states.
 
 Both are never more than what is simulated: waiting, contention, slower kernels beside communication, and gathered parameters only
 add. Strategies that write their own programs are not bounded (0).
@@ -128,6 +128,7 @@ class _Bounding:
         chosen = [self.kinds.kinds[kind] for kind in kinds.tolist()]
         time = layout.times(chosen)
         elements, experts = layout.quantity("parameters", chosen), layout.quantity("experts", chosen)
+        own = elements - experts  # without the embedding's matrix that the head uses
         if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
             elements[:, -1] += [kind.tied for kind in chosen]
         self._step(plan, layout, members, of, time, elements, experts)
@@ -135,7 +136,7 @@ class _Bounding:
         spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
         if plan.offload_activations:  # how many are on the GPU depends on how soon copies end
             spaces = {name: value if name == "frozen" else np.zeros_like(value) for name, value in spaces.items()}
-        spaces["last"] = layout.last_part(chosen)
+        spaces |= {"last": layout.last_part(chosen), "own": own}
         for rank, starts in by_rank.items():
             assert isinstance(starts, Moments)
             mine = list(layout.stages[rank])
@@ -189,9 +190,14 @@ class _Bounding:
         kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
         whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
         with_gradients = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
-        back = np.where(starts.makes, with_gradients[:, starts.chunk], spaces["backward"][:, starts.chunk])
+        makes = starts.makes
+        if rule["owed"].any():  # passes add to the gradients of those before
+            makes = makes & (rule["owed"][:, None] * starts.owed[np.arange(len(makes)), starts.chunk] == 0)
+        back = np.where(makes, with_gradients[:, starts.chunk], spaces["backward"][:, starts.chunk])
         early = whole * (1 - rule["after loss"])[:, None]  # when a backward pass begins
         space = np.where(starts.forward, (spaces["forward"] + whole)[:, starts.chunk], back + early[:, starts.chunk])
+        if rule["owed"].any():
+            space += (rule["owed"][:, None] * spaces["own"]) @ starts.owed.T
         total = (spaces["saved"] @ starts.saved.T + kept @ starts.there.T + spaces["held"] @ starts.held.T + space).max(axis=1)
         for state, width in (
             ("parameter", parameter * versions),

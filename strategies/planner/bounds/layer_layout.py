@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -87,13 +88,14 @@ def through(plan: Resolved) -> int:
 class Moments(NamedTuple):
     """What a rank holds when its passes begin: for each different moment, microbatches whose activations are kept by chunk
     (`saved`), those whose weight gradients are still to come (`held`), whether a forward pass of the chunk has gathered what no
-    backward pass has released (`there`), and the pass: its chunk, whether it goes forward, and whether it makes gradients of
-    weights.
+    backward pass has released (`there`), whether it has gradients of weights of some microbatches, not of all (`owed`), and the
+    pass: its chunk, whether it goes forward, and whether it makes gradients of weights.
     """
 
     saved: NDArray[np.float64]  # (moments, chunks)
     held: NDArray[np.float64]  # (moments, chunks)
     there: NDArray[np.float64]  # (moments, chunks), 0 or 1
+    owed: NDArray[np.float64]  # (moments, chunks), 0 or 1
     chunk: NDArray[np.int64]  # (moments,)
     forward: NDArray[np.bool_]  # (moments,)
     makes: NDArray[np.bool_]  # (moments,)
@@ -106,22 +108,26 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
         order = actions(schedule, rank, ranks, microbatches, chunks)
     except UserError as error:
         return str(error).removeprefix("plan: ")
-    saved, held, there = [0] * chunks, [0] * chunks, [0] * chunks
+    saved, held, there, owed = [0] * chunks, [0] * chunks, [0] * chunks, [0] * chunks
+    left = Counter(chunk for kind, _, chunk, _ in order if kind in "BW")
     seen: dict[tuple[int, ...], None] = {}
     for kind, _, chunk, _ in order:
         if kind == "F":
             saved[chunk] += 1
             there[chunk] = 1
         if kind != "W":
-            seen[(*saved, *held, *there, chunk, "FBI".index(kind))] = None
+            seen[(*saved, *held, *there, *owed, chunk, "FBI".index(kind))] = None
         if kind in "BI":
             saved[chunk] -= 1
             there[chunk] = 0
             held[chunk] += kind == "I"
         held[chunk] -= kind == "W"
-    table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 3 * chunks + 2))
-    kept, owed, whole = np.split(table[:, :-2], 3, axis=1)
-    return Moments(kept, owed, whole, table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1)
+        if kind in "BW":
+            left[chunk] -= 1
+            owed[chunk] = left[chunk] > 0
+    table = _largest(np.array(list(seen), dtype=np.float64).reshape(-1, 4 * chunks + 2))
+    kept, halves, gathered, made = np.split(table[:, :-2], 4, axis=1)
+    return Moments(kept, halves, gathered, made, table[:, -2].astype(np.int64), table[:, -1] == 0, table[:, -1] == 1)
 
 
 def _largest(table: NDArray[np.float64]) -> NDArray[np.float64]:

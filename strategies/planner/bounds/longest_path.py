@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -36,21 +37,24 @@ ORDER = Plan.model_fields["order"].default  # of ranks, which changes the grid o
 Seconds = dict[Work, float]  # work that is not in it takes no time
 
 
-def longest_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float]:
-    """Seconds of a step of `plan` and bytes of its fullest rank, at least."""
+def longest_path(job: Job, plan: Resolved, prices: Prices, capacity: float = inf) -> tuple[float, float]:
+    """Seconds of a step of `plan` and bytes of its fullest rank, at least; seconds are 0 where these are more than `capacity`."""
     if not bounded(plan):
         return 0.0, 0.0
     program = program_of(job.model, plan)
     if program.cohorts[0].steady or len(program.cohorts) != plan.pp:
         return 0.0, 0.0
+    held = least_memory(program, prices)
+    if held > capacity:
+        return 0.0, held
     durations = (_alike if _together(job, plan) else _apart)(job, plan, program, prices)
-    seconds = _longest(program, durations) / program.steps * (1 - SLACK)
-    return seconds, least_memory(program, prices)
+    return _longest(program, durations) / program.steps * (1 - SLACK), held
 
 
-def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, float] | None:
+def expected_path(job: Job, plan: Resolved, prices: Prices, capacity: float = inf) -> tuple[float, float] | None:
     """Seconds of the expected step of `plan`, the mean of its longest paths in every draw of GPUs that are not quite alike
-    (`strategies.planner.bounds.expected_times`), and bytes of its fullest rank, at least; None where it is not known.
+    (`strategies.planner.bounds.expected_times`), and bytes of its fullest rank, at least; None where it is not known. Seconds are
+    0 where these are more than `capacity`.
     """
     deviation = deviation_of(job, plan, prices)
     if not (bounded(plan) and deviation and _together(job, plan)) or may_settle(plan):
@@ -58,6 +62,9 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     lowered = program_of(job.model, plan.model_copy(update={"order": ORDER}))  # plans that differ in it share what follows
     if len(lowered.cohorts) != plan.pp:
         return None
+    held = least_memory(lowered, prices)
+    if held > capacity:
+        return 0.0, held
     program = replace(lowered, grid=plan.grid)
     local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
     growths = {block: Growth.of_block(block, local) for block in _blocks(program)}
@@ -68,8 +75,7 @@ def expected_path(job: Job, plan: Resolved, prices: Prices) -> tuple[float, floa
     for cohort, table, own in zip(program.cohorts, durations, factors, strict=True):
         works = {op.work: table.get(op.work, 0.0) for op in cohort.ops}
         drawn.append({work: time + growths[work].more(own) if work in growths else time for work, time in works.items()})
-    seconds = float(_longest_drawn(lowered, drawn).mean()) / program.steps * (1 - SLACK)
-    return seconds, least_memory(lowered, prices)
+    return float(_longest_drawn(lowered, drawn).mean()) / program.steps * (1 - SLACK), held
 
 
 def _total(cohort: Cohort, seconds: Seconds) -> float:

@@ -34,6 +34,7 @@ NAMES = (
     "whole",  # whether sharded parameters of a part are gathered together
     "gathered",  # bytes of a gathered parameter, at least
     "passing",  # whether gradients of a part are whole until they are reduced
+    "owed",  # bytes of a gradient that is whole until that of the last microbatch is there
     "after loss",  # whether the loss is outside of what parameters are gathered for
     "dense",  # seconds per byte, see `network_bound`
     "experts",  # the same for experts
@@ -89,4 +90,6 @@ def _gathered(plan: Resolved) -> tuple[float, ...]:
     hook = hook_of(plan.data_parallel)
     whole = plan.copies > 1 and "parameter" in hook.shards
     at_once = whole and (plan.deepspeed is None or plan.deepspeed.tiles == 1)  # a part's parameters and gradients
-    return hook.in_turn(plan), whole and not plan.reshard, at_once, plan.least_gathered, at_once, plan.of_pytorch
+    late = "gradient" in hook.shards and plan.syncs_gradients == "last" and plan.copies > 1
+    owed = plan.bytes_per_gradient if late and plan.deepspeed is None and plan.offload is None else 0
+    return hook.in_turn(plan), whole and not plan.reshard, at_once, plan.least_gathered, at_once, owed, plan.of_pytorch

@@ -115,7 +115,7 @@ class Refiner:
         return np.asarray(np.maximum.reduce([busy, np.full_like(own, hosted), end + talk.last, passes + talk.updating]))
 
     def _drawn_paths(self, plan: int, resolved: Resolved) -> tuple[Draws, Critical]:
-        """The passes of plan i in every draw, with sends; plans that differ in what dp ranks share or in overlap have the same."""
+        """The passes of plan i in every draw, with sends, which plans share that differ in what dp ranks do."""
         key = (*self._shape(resolved), resolved.grid, resolved.scatters, int(self.kinds.of[plan]))
         if key not in self._paths:
             layout, drawn = layout_of(resolved), self._draws(plan, resolved)

@@ -111,10 +111,11 @@ class Selection:
         if level == TIGHT:
             return self._ask(number, plan)
         self.tightened += level == 0
+        capacity = site.capacity(self.limits)
         with self.deadline.cut():
-            finer = site.tighter(plan, level)
+            finer = site.tighter(plan, level, capacity)
         site.steps[plan] = max(finer, site.steps.get(plan, 0.0))
-        if site.limits.memory[plan] > site.capacity(self.limits):
+        if site.limits.memory[plan] > capacity:
             site.too_big({"memory": float(site.limits.memory[plan])}, self.limits, self.out)
         else:
             self.open.push(Entry(max(bound, site.value(plan, finer, self.best.objective)), number, plan, level + 1))

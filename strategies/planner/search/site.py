@@ -18,7 +18,7 @@ from strategies.planner.bounds.longest_path import expected_path, longest_path
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import Candidates
 from strategies.planner.search.objective import Limits, Objective, Scale
-from strategies.predict import prices_of
+from strategies.predict import prices_of, uncollected
 from topologies.costs import Rates
 from topologies.reading import UserError
 
@@ -102,14 +102,19 @@ class Site:
             keep = _cut(keep, self.limits.step / most, name, budget(name, getattr(asked, name)), out)
         return keep, self.limits.step * np.array([objective.per_second(scale) for scale in scales])[of]
 
-    def tighter(self, plan: int, level: int) -> float:
-        """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the longest path bounds its memory, too."""
+    def tighter(self, plan: int, level: int, capacity: float) -> float:
+        """Seconds of a step of plan i, at least, by the way number `level` of TIGHT; the longest path bounds its memory, too, and
+        is not looked for where that is more than `capacity`.
+        """
         refiner = self.refiner
-        return (refiner.waiting, refiner.passes, refiner.exchange, refiner.expected_exchange, self._longest)[level](plan)
+        if level < TIGHT - 1:
+            return (refiner.waiting, refiner.passes, refiner.exchange, refiner.expected_exchange)[level](plan)
+        with uncollected():
+            return self._longest(plan, capacity)
 
-    def _longest(self, plan: int) -> float:
+    def _longest(self, plan: int, capacity: float) -> float:
         """See `strategies.planner.bounds.longest_path`."""
-        asked = self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job)
+        asked = self.plans.job_of(plan), self.refiner.resolved(plan), prices_of(self.job), capacity
         try:
             longest, held = expected_path(*asked) or longest_path(*asked)
         except UserError:  # what cannot be lowered is refused by its simulation, with the reason

@@ -202,8 +202,8 @@ def test_a_pipeline_of_two_by_hand(toy_job: Any) -> None:
 
 def test_results_are_sent_one_after_the_other_beside_passes() -> None:
     """Two stages, two microbatches, forward 1 s and backward 2 s, 1F1B: the last stage is done after 7 s, the first after 9. Sent
-    forward in 3 s each, results are there after 4 and 7 s, not 5: passes of the last stage end after 5, 7, 8 and 10 s. Sent back in
-    1 s each, theirs are there after 8 and 11 s.
+    forward in 3 s each, results are there after 4 and 7 s, not 5: passes of the last stage end after 5, 7, 8 and 10 s. Sent back
+    in 1 s each, theirs are there after 8 and 11 s.
     """
     order, layout = plan(pp=2, microbatches=2), Layout((0, 1, 2), ((0,), (1,)))
     time = {"forward": np.ones((1, 2)), "backward": 2 * np.ones((1, 2)), "input": np.zeros((1, 2)), "weight": np.zeros((1, 2))}

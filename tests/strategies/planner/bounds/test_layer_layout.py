@@ -30,10 +30,25 @@ def held(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int = 
 
 
 def test_what_is_kept_at_most() -> None:
-    """1F1B keeps two on the first of two ranks, one on the last; GPipe all. When one F of GPipe runs, the others are there."""
+    """1F1B keeps two on the first of two ranks, one on the last; GPipe all, and later fewer with gradients of those before. When
+    one F of GPipe runs, the others are there.
+    """
     assert held("1f1b", 0, 2, 3) == {(True, False, (2,), (0,), (1,)), (False, True, (2,), (0,), (1,))}
     assert held("1f1b", 1, 2, 3) == {(True, False, (1,), (0,), (1,)), (False, True, (1,), (0,), (1,))}
-    assert held("gpipe", 0, 2, 3) == {(True, False, (3,), (0,), (1,)), (False, True, (3,), (0,), (1,))}
+    full = {(True, False, (3,), (0,), (1,)), (False, True, (3,), (0,), (1,))}
+    assert held("gpipe", 0, 2, 3) == full | {(False, True, (2,), (0,), (0,))}
+
+
+def test_gradients_that_wait_for_those_of_the_last_microbatch() -> None:
+    """Two chunks on the first of two ranks, two microbatches: both passes of the second chunk go back first, then of the first.
+    As each begins its second pass there are gradients of its first.
+    """
+    kept = moments("interleaved", 0, 2, 2, 2)
+    assert not isinstance(kept, str)
+    rows = zip(kept.forward, kept.chunk, kept.owed.tolist(), strict=True)
+    owing = {(chunk, *owed) for forward, chunk, owed in rows if not forward}
+    assert {(1, 0.0, 1.0), (0, 1.0, 0.0)} <= owing
+    assert not any(first and second for _, first, second in owing)
 
 
 def test_halves_that_are_owed() -> None:

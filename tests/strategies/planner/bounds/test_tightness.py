@@ -23,8 +23,8 @@ TABLE = """
  560  560  941 1000 | 1000 1000 | 4×2 zero3 reshard: false, accumulation: 3
  376  376  831  856 |  963  962 | 4×2 zero3 pp: 2, accumulation: 4
  473  473  763  900 | 1000 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: interleaved, chunks: 2, reshard: false
- 540  540  592  927 |  865 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: gpipe, gradient_sync: last
- 728  728  909 1000 |  856 1000 | 4×2 zero2 pp: 2, accumulation: 4, gradient_sync: last
+ 540  540  592  927 |  897 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: gpipe, gradient_sync: last
+ 728  728  909 1000 | 1000 1000 | 4×2 zero2 pp: 2, accumulation: 4, gradient_sync: last
  296  296  988 1000 |  907  994 | 8×1 zero3 kernels: torch, accumulation: 2
  345  345  974 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
  654  536  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
