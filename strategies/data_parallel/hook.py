@@ -46,6 +46,11 @@ class Hook(Declaration, ABC):
         """The whole program (its FLOPs are filled in), of hooks whose ranks differ; None where a schedule makes it."""
         return None
 
+    @classmethod
+    def gathers_wait(cls, plan: Resolved) -> bool:
+        """Whether what a forward pass gathers waits for the pipeline stage before, as its layers do."""
+        return False
+
     def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
         """Add the forward pass of a microbatch; returns the op whose end makes its output available."""
         return stage.forward(microbatch, after)

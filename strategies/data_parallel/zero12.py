@@ -1,7 +1,8 @@
 """ZeRO-1 and ZeRO-2: optimizer states (and gradients) are sharded over the dp ranks. Rajbhandari et al. 2020, arXiv:1910.02054.
 
 Gradients are reduce-scattered, each rank updates its shard, the new parameters are all-gathered: Ψ + Ψ, the volume of an
-all-reduce. DeepSpeed all-reduces gradients instead: 2 Ψ + Ψ. The gather of parameters ends the step, hidden behind nothing.
+all-reduce. DeepSpeed all-reduces gradients instead: 2 Ψ + Ψ. The gather of parameters ends the step, hidden behind nothing, or
+with Megatron-LM's `overlap_param_gather` is beside the first forward pass of the next.
 ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as
 DeepSpeed and Megatron-LM's FSDP do), or with `gradient_sync: last` keeps whole gradients until the last one. With `shard` below
 dp, the gradient shards of the replicas are then all-reduced.
@@ -10,8 +11,10 @@ dp, the gradient shards of the replicas are then all-reduced.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from functools import partial
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import lru_cache, partial
+from itertools import pairwise
 
 from sim.program import Collective, Memory, Op, Ref
 from strategies.data_parallel import hooks
@@ -28,6 +31,36 @@ class Zero1(Hook):
 
     shards = frozenset({"optimizer"})
     scatters = flat = framework_buckets = even_buckets = whole_gradients = zero_stage = blocks = True
+
+    def __init__(self) -> None:
+        self._before: dict[tuple[int, int], tuple[Ref, ...]] = {}  # of rank and chunk, the last compute before its first pass
+
+    @classmethod
+    def gathers_wait(cls, plan: Resolved) -> bool:
+        """All but those of the interleaved schedule, which ranks launch together."""
+        return _gathers_beside(plan) and not _aligned(plan)
+
+    def forward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...]) -> Ref:
+        """With overlap_param_gather the first pass of a step waits for each bucket of parameters before a layer that uses it, and
+        the next bucket is launched there (megatron/core/distributed/param_and_grad_buffer.py, finish_param_sync). In the
+        interleaved schedule the buckets of two chunks are launched first, and of each other when the first pass of the chunk
+        before begins (megatron/core/pipeline_parallel/schedules.py, param_sync_func; align_param_gather).
+        """
+        rank, chunk = stage.rank, stage.chunk
+        if not _gathers_beside(stage.plan) or (rank, chunk) in self._before:
+            return super().forward(stage, microbatch, after)
+        before = stage.last_compute()
+        self._before[rank, chunk] = () if before is None else (before,)
+        launched = (self._before[rank, chunk - 1] if chunk > 1 else ()) if _aligned(stage.plan) else None
+        buckets = defaultdict[int, list[Bucket]](list)
+        for bucket in reversed(stage.buckets()):
+            buckets[bucket.cut.part].append(bucket)
+        ready = _gather(stage, buckets[0], after if launched is None else launched)
+        for first, last in pairwise((*sorted(buckets), len(stage.parts))):
+            following = _gather(stage, buckets.get(last, ()), after if launched is None else launched)
+            after = (stage.forward(microbatch, (*after, *ready), first, last),)
+            ready = following
+        return after[0]
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Buckets are reduce-scattered in the last microbatch only."""
@@ -56,7 +89,7 @@ class Zero1(Hook):
     def _moved(cls, plan: Resolved, reduced: float, late: bool) -> Moves:
         """What moves if so many bytes per parameter are reduced."""
         gathered = reduced if cls._operation(plan) == "all_reduce" else 0
-        return Moves(gathered=gathered, reduced=reduced, last=plan.least_gathered, late=late)
+        return Moves(gathered=gathered, reduced=reduced, last=0 if _gathers_beside(plan) else plan.least_gathered, late=late)
 
     def resident(self, stage: Stage) -> Memory:
         """What fills the gaps of Megatron-LM's buffers.
@@ -82,10 +115,10 @@ class Zero1(Hook):
         return True
 
     def update(self, stage: Stage) -> None:
-        """Update the own shard, then gather everybody's."""
+        """Update the own shard, then gather everybody's, unless the next step does."""
         shards, plan = stage.plan.shards, stage.plan
         updated = stage.update(shards, tuple(stage.reduced), shards if "gradient" in self.shards else 1)
-        if shards == 1:
+        if shards == 1 or _gathers_beside(plan):
             return
         every, experts = len(stage.parts), sum(part.experts for part in stage.parts)
         dense = stage.parameters - experts, stage.plan.sharing, False
@@ -100,6 +133,33 @@ class Zero1(Hook):
                 stage.add(Op("dp", gather, (updated,)))
 
 
+def _gathers_beside(plan: Resolved) -> bool:
+    """Whether parameters are gathered beside the first forward pass."""
+    return plan.kernel_set.overlap_param_gather and plan.shards > 1
+
+
+def _aligned(plan: Resolved) -> bool:
+    """Whether pipeline ranks launch gathers together (Megatron-LM's default of align_param_gather)."""
+    return plan.schedule == "interleaved"
+
+
+def _gather(stage: Stage, buckets: Iterable[Bucket], after: tuple[Ref, ...]) -> tuple[Ref, ...]:
+    """All-gather buckets of parameters, one after another; the last of them, if there are any."""
+    gathered: tuple[Ref, ...] = ()
+    for bucket in buckets:
+        width = stage.gathered_width(0, len(stage.parts), bucket.spread)
+        along = stage.plan.expert_sharing if bucket.spread else stage.plan.sharing
+        work = _gathering((bucket.elements + bucket.padding) * width, stage.plan.algorithm, width, along)
+        gathered = (stage.add(Op("dp", work, gathered or after)),)
+    return gathered
+
+
+@lru_cache(maxsize=1024)
+def _gathering(size: float, algorithm: str, width: float, along: tuple[str, ...]) -> Collective:
+    """One object for buckets of one size: it is priced once."""
+    return Collective("all_gather", size, "dp", "parameters", algorithm, 1, width, along=along)
+
+
 @hooks("zero2")
 class Zero2(Zero1):
     """Sharded optimizer states and gradients."""
@@ -108,6 +168,7 @@ class Zero2(Zero1):
     whole_gradients = even_buckets = False
 
     def __init__(self) -> None:
+        super().__init__()
         self._accumulated: set[int] = set()  # stages that have whole gradients, which are not reduced yet
 
     @classmethod

@@ -78,6 +78,7 @@ class Passes:
         framework = plan.kernel_set if plan.deepspeed is None else None
         self.asks_late = framework is not None and plan.schedule in framework.asks_late
         self.waits_for_sends = framework is not None and plan.schedule in framework.waits_for_sends
+        self.gathers_wait = flow.hook.gathers_wait(plan)
         self.host_waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
 
     def add(self) -> None:
@@ -123,7 +124,7 @@ class Passes:
             # without overlap the next pass waits for the gradients that this one reduces
             self.held_up = () if self.plan.overlap else tuple(stage.reduced[-1:])
         if kind != "W":
-            while ops[position].stream != COMPUTE:  # gathers do not wait for the stage before
+            while ops[position].stream != COMPUTE and not self.gathers_wait:  # gathers go ahead of what the stage before sends
                 position += 1
             source = self.near[stage.number, -1 if kind == "F" else 1]
             if source is not None:

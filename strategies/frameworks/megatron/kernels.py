@@ -6,6 +6,7 @@ import math
 
 from strategies.frameworks import TRANSFORMER_ENGINE, Alignment, KernelSet, kernel_sets
 from strategies.frameworks.megatron.options import MegatronOptions
+from strategies.frameworks.options import Options
 
 BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
 
@@ -19,6 +20,10 @@ class Megatron(KernelSet):
     beside_products = "weight_gradient"
     fp8_scalings = TRANSFORMER_ENGINE
     softmax_rows = 4
+
+    def __init__(self, options: Options | None = None) -> None:
+        super().__init__(options)
+        self.overlap_param_gather = self.options.overlap_param_gather
 
     def bucket(self, overlap: bool, first: bool, dp: int) -> float | None:
         """max(40e6, 1e6·dp) parameters; whole stages without overlap, on pipeline ranks after the first and in chunks after the

@@ -13,7 +13,7 @@ class MegatronOptions(Options):
     """Arguments of Megatron-Core's distributed data parallelism."""
 
     droppable: ClassVar[frozenset[str]] = frozenset(
-        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw"}
+        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw", "overlap_param_gather"}
     )
 
     check_gradients: bool = Field(
@@ -30,4 +30,9 @@ class MegatronOptions(Options):
         False,
         description="buckets of the distributed optimizer (zero1) are padded to a multiple of 65,536 elements "
         "(--ddp-pad-buckets-for-high-nccl-busbw); otherwise of 128",
+    )
+    overlap_param_gather: bool = Field(
+        False,
+        description="the distributed optimizer (zero1) gathers parameters beside the first forward pass of the next step, a "
+        "bucket ahead (--overlap-param-gather); otherwise after the update",
     )

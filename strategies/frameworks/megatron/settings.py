@@ -58,7 +58,6 @@ def _read(path: Path) -> ReadSettings:
         "order": _ORDERS[flags.flag("use-tp-pp-dp-mapping", False)],
     }
     for said in (
-        "overlap-param-gather",
         "use-megatron-fsdp",
         "use-flash-attn",
         "rdzv-backend",
@@ -112,6 +111,9 @@ def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
         options["average_in_collective"] = True
     if flags.flag("ddp-pad-buckets-for-high-nccl-busbw", False) and flags.flag("use-distributed-optimizer", False):
         options["pad_buckets_for_high_nccl_busbw"] = True
+    distributed = flags.flag("use-distributed-optimizer", False) and flags.flag("overlap-grad-reduce", False)
+    if flags.flag("overlap-param-gather", False) and distributed:
+        options["overlap_param_gather"] = True
     if options:
         fields["framework"] = options
     if flags.flag("use-precision-aware-optimizer", False):
@@ -231,6 +233,7 @@ def _write(job: Job) -> WrittenSettings:
         flags += [("--no-check-for-nan-in-loss-and-grad", None)] * (not own.options.check_gradients)
         flags += [("--ddp-average-in-collective", None)] * own.options.average_in_collective
         flags += [("--ddp-pad-buckets-for-high-nccl-busbw", None)] * own.options.pad_buckets_for_high_nccl_busbw
+        flags += [("--overlap-param-gather", None)] * own.options.overlap_param_gather
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)
     start = (
@@ -244,7 +247,7 @@ def _write(job: Job) -> WrittenSettings:
 
 def _sharding_flags(plan: Plan) -> Flags:
     if plan.data_parallel == "zero1":
-        return [("--use-distributed-optimizer", None), ("--overlap-param-gather", None)][: 1 + plan.overlap]
+        return [("--use-distributed-optimizer", None)]
     if plan.data_parallel in ("zero2", "zero3"):
         strategy = next(theirs for theirs, ours in _SHARDING.items() if ours == plan.data_parallel)
         return [("--use-megatron-fsdp", None), ("--data-parallel-sharding-strategy", strategy)]

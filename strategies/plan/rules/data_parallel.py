@@ -59,6 +59,9 @@ def _gradients(plan: Plan) -> Iterator[str]:
         yield f"{said['broadcast_buffers']}; it is a choice of PyTorch's DDP"
     if "pad_buckets_for_high_nccl_busbw" in said and (plan.deepspeed or not plan.hook.even_buckets):
         yield f"{said['pad_buckets_for_high_nccl_busbw']}; it is a choice of Megatron-LM's distributed optimizer, zero1"
+    if plan.kernel_set.overlap_param_gather and (plan.deepspeed or not plan.hook.even_buckets or not plan.overlap):
+        what = "it is a choice of Megatron-LM's distributed optimizer, zero1, that overlaps gradients"
+        yield f"{said['overlap_param_gather']}, overlap={str(plan.overlap).lower()}; {what}"
 
 
 def _synchronised(plan: Plan) -> Iterator[str]:

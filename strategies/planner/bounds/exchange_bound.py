@@ -28,10 +28,12 @@ HOST_STREAMS = ("to host", "from host", "nvme read", "nvme write")  # streams to
 class Exchange(NamedTuple):
     """Seconds that each stream of the first rank is busy with communication, for each of its chunks in turn.
 
-    forward, backward: of one microbatch; final: backward of the last microbatch; updates: at the optimizer's passes;
-    first: gathers that (a forward, a backward) pass waits for after the rank's pass before.
+    forward, backward: of one microbatch; begin: forward of the first microbatch; final: backward of the last one; updates: at the
+    optimizer's passes; first: gathers of sharded parameters that (a forward, a backward) pass waits for after the rank's pass
+    before.
     """
 
+    begin: tuple[Seconds, ...]
     forward: tuple[Seconds, ...]
     backward: tuple[Seconds, ...]
     final: tuple[Seconds, ...]
@@ -40,13 +42,19 @@ class Exchange(NamedTuple):
 
     def busy(self, plan: Resolved) -> Seconds:
         """Seconds of a step in which each stream communicates."""
-        names = {name for seconds in (*self.forward, *self.final, *self.updates) for name in seconds}
+        names = {name for seconds in (*self.begin, *self.final, *self.updates) for name in seconds}
         backward = through(plan) - 1
-        forward = 1 if plan.syncs_gradients == "last" else backward + 1  # of m + 1 passes that gather, or 1 without reshard
+        forward = 0 if plan.syncs_gradients == "last" else backward  # of m + 1 passes that gather, or 1 without reshard
         return {
             name: sum(
-                f.get(name, 0.0) * forward + b.get(name, 0.0) * backward + last.get(name, 0.0) + update.get(name, 0.0)
-                for f, b, last, update in zip(self.forward, self.backward, self.final, self.updates, strict=True)
+                begin.get(name, 0.0)
+                + f.get(name, 0.0) * forward
+                + b.get(name, 0.0) * backward
+                + last.get(name, 0.0)
+                + update.get(name, 0.0)
+                for begin, f, b, last, update in zip(
+                    self.begin, self.forward, self.backward, self.final, self.updates, strict=True
+                )
             )
             for name in names
         }
@@ -100,7 +108,7 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
         for step in ("forward", "backward", "forward", "final"):
             start = len(cohort.ops)
             if step == "forward":
-                hook.forward(stage, 0, ())
+                hook.forward(stage, len(sections) % 4 // 2, ())
             else:
                 if split:
                     hook.input_gradient(stage, 0, ())
@@ -113,10 +121,11 @@ def _exchange(job: Job, plan: Resolved, split: bool, prices: Prices) -> Exchange
         updates.append((start, len(cohort.ops)))
     price = _prices(job, plan, cohort.ops, prices)
     each = [_by_stream(cohort.ops[a:b], price) for a, b in sections]
-    waits = [0.0 if plan.runtime.looks_ahead else _gather(cohort.ops[a], price) for a, _ in sections]
+    none = plan.runtime.looks_ahead or "parameter" not in hook.shards
+    waits = [0.0 if none else _gather(cohort.ops[a], price) for a, _ in sections]
     first = tuple((waits[i], waits[i + 1]) for i in range(0, len(waits), 4))
     last = tuple(_by_stream(cohort.ops[a:b], price) for a, b in updates)
-    return Exchange(tuple(each[0::4]), tuple(each[1::4]), tuple(each[3::4]), last, first)
+    return Exchange(tuple(each[0::4]), tuple(each[2::4]), tuple(each[1::4]), tuple(each[3::4]), last, first)
 
 
 def _gather(op: Op, price: WorkSeconds) -> float:

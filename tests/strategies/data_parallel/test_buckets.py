@@ -207,7 +207,8 @@ def moved(job) -> dict[str, float]:
     """Elements of the gradients that are reduced, and of the parameters that are gathered, in a step."""
     (cohort,) = lower(job.model, job.resolve()).cohorts
     works = [op.work for op in cohort.ops if isinstance(op.work, Collective)]
-    return {label: sum(work.bytes / work.width for work in works if work.label == label) for label in ("gradients", "parameters")}
+    labels = "gradients", "parameters"
+    return {label: sum(work.bytes * work.repeat / work.width for work in works if work.label == label) for label in labels}
 
 
 NARROW = LLAMA_LAYER | {
@@ -268,3 +269,83 @@ def test_experts_have_buckets_that_fewer_ranks_share(toy_job) -> None:
     assert (spread.spread, spread.elements, spread.padding) == (True, 24 + 48, 128 - 72)  # down at 0, gate and up at 64 … 112
     assert (dense.spread, dense.elements, dense.padding) == (False, 248, 768 - 248)  # a router's 12 in the place of the MLP's two
     assert moved(job) == {"gradients": 768 + 128, "parameters": 768 + 128}
+
+
+@pytest.mark.parametrize("slow", [True, False])
+def test_parameters_are_gathered_beside_the_first_forward_pass(toy_job, toy_prices, slow) -> None:
+    """As Megatron-LM's --overlap-param-gather: a layer waits for its bucket, and the next one starts when both are there.
+
+    With gathers of g and passes of a layer of f: the first bucket is waited for, then each of the others takes max(f, g), and
+    the last layers take what they compute. As much moves as after the update.
+    """
+    layer = 2 * (4 * 64 + 12 * 64**2 + 5 * 64 + 4 * 64)  # bytes
+    beside = {"framework": {"overlap_param_gather": True}}
+    fields = {"data_parallel": "zero1", "bucket": f"{layer} B", "accumulation": 2, "microbatch": 1, "algorithm": "ring"}
+
+    def played(**plan):
+        job = toy_job(8, 1, {"layers": 6}, {"nvlink": "1 GB/s" if slow else "1 PB/s"}, **fields, **plan)
+        return job, run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+
+    (job, after), (_, timeline) = played(), played(**beside)
+    ops, start, end = timeline.program.cohorts[0].ops, timeline.start, timeline.end
+    gathers = [number for number, op in enumerate(ops) if isinstance(op.work, Collective) and op.work.label == "parameters"]
+    passes = [number for number, op in enumerate(ops) if op.stream == "compute" and op.work.name == "forward"]
+    count = len(Stage(0, 0, 0, None, _every(job), job.resolve(), job.model).buckets())
+    assert len(gathers) == count
+    assert len(passes) == count + 1  # the second microbatch finds all parameters there
+    assert start[gathers[0]] == 0
+    for number, (gather, computed) in enumerate(zip(gathers, passes, strict=False)):
+        before = end[passes[number - 1]] if number else 0.0
+        assert start[computed] == pytest.approx(max(end[gather], before))
+        if number + 1 < count:
+            assert start[gathers[number + 1]] == pytest.approx(max(end[gather], before))
+    moved_beside, moved_after = moved(_job(toy_job, fields | beside)), moved(_job(toy_job, fields))
+    assert moved_beside == moved_after
+    spared = after.step - timeline.step
+    hidden = sum(min(end[a] - start[a], end[b] - start[b]) for a, b in zip(gathers[1:], passes, strict=False))
+    assert spared == pytest.approx(hidden, rel=1e-2)
+
+
+def test_a_pipeline_gathers_when_a_stage_has_its_input_or_chunks_ahead(toy_job, toy_prices) -> None:
+    """1F1B: the second stage's only bucket is gathered when its input is there. Interleaved (schedules.py, param_sync_func): two
+    chunks' from the beginning, the third's when the second's first pass begins; the fourth's when the third's does.
+    """
+
+    def played(**plan):
+        fields = {"data_parallel": "zero1", "microbatch": 1, "algorithm": "ring", "pp": 2, "tp": 1, **plan}
+        job = toy_job(8, 1, {"layers": 8, "tied": False}, framework={"overlap_param_gather": True}, **fields)
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+        lanes = []
+        for lane in range(len(timeline.lanes)):
+            ops = list(timeline.ops(lane))
+            gathers = [number for number, op in ops if isinstance(op.work, Collective) and op.work.label == "parameters"]
+            passes = [number for number, op in ops if op.stream == "compute" and op.work.name == "forward"]
+            lanes.append((gathers, passes))
+        return timeline.start, timeline.end, lanes
+
+    start, end, (_, (gathers, passes)) = played(accumulation=4)
+    assert start[gathers[0]] > 0
+    assert start[passes[0]] == pytest.approx(end[gathers[0]])
+    start, end, ((gathers, passes), (others, _)) = played(accumulation=4, schedule="interleaved", chunks=4)
+    first = passes[::2][:4]  # two microbatches of a chunk follow each other
+    assert start[gathers[0]] == start[others[0]] == 0
+    assert start[first[0]] == pytest.approx(end[gathers[0]])
+    assert start[gathers[1]] == pytest.approx(end[gathers[0]])
+    for number in (2, 3):
+        assert start[gathers[number]] == pytest.approx(max(end[gathers[number - 1]], end[passes[2 * (number - 1) - 1]]))
+        assert start[first[number]] >= end[gathers[number]]
+
+
+def test_only_a_distributed_optimizer_that_overlaps_gathers_beside_passes(toy_job) -> None:
+    for contradicted in ({"data_parallel": "ddp"}, {"data_parallel": "zero1", "overlap": False}):
+        with pytest.raises(UserError, match="overlap_param_gather=true contradicts data_parallel="):
+            toy_job(8, 1, framework={"overlap_param_gather": True}, **contradicted).resolve()
+
+
+def _job(toy_job, plan):
+    return toy_job(8, 1, {"layers": 6}, **plan)
+
+
+def _every(job):
+    work = parts(job.model, job.resolve())
+    return [work.embedding, *work.stage(0, job.model.layers), work.head]

@@ -119,6 +119,7 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
     ("Megatron-LM", "ddp-pad-buckets-for-high-nccl-busbw"): lambda: yes(
         kernel_set("megatron").options.pad_buckets_for_high_nccl_busbw
     ),
+    ("Megatron-LM", "overlap-param-gather"): lambda: yes(kernel_set("megatron").overlap_param_gather),
     ("Megatron-LM", "gradient-accumulation-fusion"): lambda: yes(
         megatron().get("accumulation_fusion", kernel_set("megatron").accumulates_in_products)
     ),

@@ -133,6 +133,10 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
             "--use-distributed-optimizer --ddp-pad-buckets-for-high-nccl-busbw",
             {"framework": {"pad_buckets_for_high_nccl_busbw": True}},
         ),
+        (
+            "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
+            {"framework": {"overlap_param_gather": True}},
+        ),
         ("--ddp-pad-buckets-for-high-nccl-busbw", {"framework": None}),  # which pads nothing without that optimizer
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         ("--exp-avg-dtype bf16", {"exp_avg_dtype": None}),  # which the flag turns on
@@ -275,8 +279,8 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
         ({}, ["--bf16", "--grad-reduce-in-bf16", "--overlap-grad-reduce", "--hidden-dropout 0"], ["--use-distributed-optimizer"]),
         ({"gradients": "fp32"}, ["--bf16"], ["--grad-reduce-in-bf16", "--accumulate-allreduce-grads-in-fp32"]),
         ({"precision": "fp16", "gradients": "fp32"}, ["--fp16", "--accumulate-allreduce-grads-in-fp32"], ["--bf16"]),
-        ({"data_parallel": "zero1"}, ["--use-distributed-optimizer", "--overlap-param-gather"], ["--use-megatron-fsdp"]),
-        ({"data_parallel": "zero1", "overlap": False}, ["--use-distributed-optimizer"], ["--overlap-param-gather"]),
+        ({"data_parallel": "zero1"}, ["--use-distributed-optimizer"], ["--use-megatron-fsdp", "--overlap-param-gather"]),
+        ({"data_parallel": "zero1", "overlap_param_gather": True}, ["--overlap-param-gather"], []),
         ({"data_parallel": "zero2"}, ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"], []),
         ({"data_parallel": "zero1", "bucket": "4 MB", "gradients": "fp32"}, ["--ddp-bucket-size 1000000"], []),
         ({"data_parallel": "zero3"}, ["--data-parallel-sharding-strategy optim_grads_params"], ["--ddp-bucket-size 1000000"]),

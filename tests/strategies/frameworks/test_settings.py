@@ -140,6 +140,7 @@ PLANS = [
     ("megatron", dict(tp=8, pp=4, layers_per_stage=[7, 9, 9, 7], gradients="fp32")),
     ("megatron", dict(tp=8, gradients="fp32", deterministic=True, check_gradients=False, average_in_collective=True)),
     ("megatron", dict(tp=8, gradients="fp32", data_parallel="zero1", pad_buckets_for_high_nccl_busbw=True)),
+    ("megatron", dict(tp=8, gradients="fp32", data_parallel="zero1", overlap_param_gather=True)),
     ("megatron", dict(tp=8, gradients="fp32", loss="operators")),
     ("megatron", dict(tp=8, gradients="fp32", recompute="selective", recompute_modules=["layernorm", "mlp"])),
     ("megatron", dict(gradients="fp32", data_parallel="zero1", exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16")),

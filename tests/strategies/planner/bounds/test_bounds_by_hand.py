@@ -24,8 +24,10 @@ from strategies.read_job import read_job
 from tests.sim.conftest import block
 from tests.strategies.planner.bounds.test_bounds import CPU
 
-# two chunks: seconds of streams in a forward pass, a backward pass, the last one, the update; first gathers of each kind of pass
+# two chunks: seconds of streams in the first forward pass, another, a backward pass, the last one, the update; first gathers of each
+# kind of pass
 EXCHANGE = Exchange(
+    begin=({"dp": 3.0}, {"dp": 4.0, "to host": 8.0}),
     forward=({"dp": 1.0}, {"dp": 2.0, "to host": 8.0}),
     backward=({"dp": 10.0}, {"dp": 20.0}),
     final=({"dp": 100.0, "pp": 5.0}, {"dp": 200.0}),
@@ -44,7 +46,7 @@ def test_seconds_that_each_stream_is_busy() -> None:
     microbatch only, forward passes gather once and parameters stay.
     """
     assert EXCHANGE.busy(plan()) == {
-        "dp": 5 * 3 + 4 * 30 + 300 + 3000,
+        "dp": 7 + 4 * 3 + 4 * 30 + 300 + 3000,
         "pp": 5.0,
         "to host": 40.0,
         "from host": 9000.0,
@@ -52,9 +54,9 @@ def test_seconds_that_each_stream_is_busy() -> None:
         "replica": 3000.0,
     }
     late = EXCHANGE.busy(plan(syncs_gradients="last"))
-    assert (late["dp"], late["to host"]) == (3 + 120 + 300 + 3000, 8.0)
+    assert (late["dp"], late["to host"]) == (7 + 120 + 300 + 3000, 8.0)
     both_ways = EXCHANGE.busy(plan(schedule="chimera", pp=2, microbatches=10))  # 5 of them through each copy
-    assert both_ways["dp"] == 5 * 3 + 4 * 30 + 300 + 3000
+    assert both_ways["dp"] == 7 + 4 * 3 + 4 * 30 + 300 + 3000
 
 
 def test_seconds_in_which_passes_wait_for_their_first_gather() -> None:
