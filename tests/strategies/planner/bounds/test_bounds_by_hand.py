@@ -24,8 +24,8 @@ from strategies.read_job import read_job
 from tests.sim.conftest import block
 from tests.strategies.planner.bounds.test_bounds import CPU
 
-# two chunks: seconds of streams in the first forward pass, another, a backward pass, the last one, the update; first gathers of each
-# kind of pass
+# two chunks: seconds of streams in the first forward pass, another, a backward pass, the last one, the update; first gathers of
+# each kind of pass
 EXCHANGE = Exchange(
     begin=({"dp": 3.0}, {"dp": 4.0, "to host": 8.0}),
     forward=({"dp": 1.0}, {"dp": 2.0, "to host": 8.0}),
