@@ -125,17 +125,25 @@ def _idle(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Idle:
     finish = np.maximum(through, begins + timeline.played)
     reason = np.where(np.concatenate([_between_stages(timeline.program)[each.cohort] for each in timeline.lanes]), BUBBLE, WAIT)
     at_end = BUBBLE if timeline.program.grid.degree("pp") > 1 else WAIT
-    counts = timeline.counts[numbers]
-    idle = Idle(
-        np.concatenate([lane, lane, lanes]),
-        np.concatenate([since, launched, through]),
-        np.concatenate([launched, until, finish]),
-        np.concatenate([counts, counts, np.ones(len(lanes))]),
-        np.concatenate([np.full(len(lane), LAUNCH), reason, np.full(len(lanes), at_end)]),
-    )
+    own = np.concatenate([lane, lane, lanes])
+    why = np.concatenate([np.full(len(lane), LAUNCH), reason, np.full(len(lanes), at_end)])
+    start, end = np.concatenate([since, launched, through]), np.concatenate([launched, until, finish])
+    parts = [
+        Idle(own, start.clip(*edges), end.clip(*edges), np.full(len(own), times), why) for edges, times in _stretches(timeline)
+    ]
+    idle = Idle(*map(np.concatenate, zip(*parts, strict=True)))
     there = np.flatnonzero(idle.until > idle.since)
     there = there[np.argsort(idle.lane[there], kind="stable")]
     return Idle(idle.lane[there], idle.since[there], idle.until[there], idle.times[there], idle.reason[there])
+
+
+def _stretches(timeline: Timeline) -> list[tuple[tuple[float, float], float]]:
+    """From when to when things happen as often: a last period as often as it is repeated, whatever began before it."""
+    if timeline.period is None:
+        return [((-np.inf, np.inf), 1.0)]
+    end = timeline.period.end
+    begin = end - timeline.period.seconds
+    return [((-np.inf, begin), 1.0), ((begin, end), 1.0 + timeline.periods), ((end, np.inf), 1.0)]
 
 
 def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:

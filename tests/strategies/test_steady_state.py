@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from calibration.published import published
@@ -126,6 +126,11 @@ def test_periods_are_of_as_many_microbatches_as_ranks_whatever_their_number() ->
     ),
     st.sampled_from([SMALL, WIDE]),
     st.sampled_from([96, 100, 250]),
+)
+@example(  # ranks are idle for different times before and after a period begins
+    {"tp": 1, "pp": 2, "schedule": "1f1b", "data_parallel": "ddp", "overlap_p2p": True, "kernels": "torch", "recompute": "full"},
+    SMALL,
+    96,
 )
 def test_any_step_is_that_of_a_full_play(plan: dict[str, Any], model: dict[str, Any], microbatches: int) -> None:
     """Bound by its host, by a stage or by the network: what does not settle is played."""
