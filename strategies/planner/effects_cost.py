@@ -65,7 +65,10 @@ def _said(job: Job, summary: Summary, cost: EffectsCost) -> str:
     """The cost in one sentence."""
     more = summary.step_seconds - cost.step_without
     both = f"{summary.step_seconds:.4g} s, without {cost.step_without:.4g} s"
-    said = f"effects make the step {100 * more / cost.step_without:.1f} % longer: {both}"
+    change = f"{abs(100 * more / cost.step_without):.1f} %"
+    if change == "0.0 %":
+        return f"effects do not change the step: {both}"
+    said = f"effects make the step {change} {'longer' if more > 0 else 'shorter'}: {both}"
     if cost.without:
         worst, left = min(cost.without.items(), key=lambda pair: pair[1])
         said += f"; without '{worst}' alone {left:.4g} s"

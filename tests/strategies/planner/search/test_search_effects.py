@@ -113,6 +113,14 @@ def test_the_note_says_the_cost_and_the_worst_effect() -> None:
     )
 
 
+def test_the_note_says_when_effects_cost_nothing() -> None:
+    """The host launches far ahead of its GPU."""
+    asked = job({"plan.tp": 2}, ["gpu 5: preempted 1 us at 1 ms"])
+    timeline = simulate(asked)
+    summary = with_effects(asked, timeline, summarise(timeline))
+    assert summary.notes[0].startswith("effects do not change the step: ")
+
+
 def test_of_many_effects_none_is_left_out_alone() -> None:
     """Up to eight."""
     for count in (8, 9):
