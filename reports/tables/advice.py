@@ -119,9 +119,10 @@ def verdict(answer: Advice, job: Job) -> str:
     what = f"{job.model.name} on {cluster.described} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
         nearest = answer.candidates[0]
-        most = gigabytes(nearest.summary.worst.peak)
+        most, of = nearest.summary.worst.peak, nearest.summary.memory_capacity
+        needs = f"{gigabytes(most)} GB of a GPU" + ("" if most > of else ", but has no room on its nodes for what is offloaded")
         hint = f"it fits with {', or '.join(answer.fixes)}" if answer.fixes else "no small change of it fits, nor do more nodes"
-        return f"{what}: none of the usual ways fits; {nearest.name} needs least memory, {most} GB of a GPU: {hint}"
+        return f"{what}: none of the usual ways fits; {nearest.name} needs least memory, {needs}: {hint}"
     bar = best.summary.interval
     step = seconds(best.summary.step_seconds) + (f" ({100 * bar.level:.0f} % interval {spread(bar)})" if bar else "")
     ties = _ties(answer)
