@@ -14,9 +14,11 @@ from calibration.samples import Sample, merge
 
 
 def test_a_calibration_of_layers_visits_its_anchor_at_once() -> None:
-    """A rank alone has nobody to all-reduce with; the layer's own cases are not the anchor's."""
+    """A rank alone has nobody to all-reduce with; the layer's own cases are not the anchor's. Its one second is over at once, so
+    cases are repeated as little as can be.
+    """
     told: list[dict[str, Any]] = []
-    launch(measure, 1, True, ("layer",), [], 0.0, -2, hear=told.append)
+    launch(measure, 1, True, ("layer",), [], 0.0, -2, 1.0, hear=told.append)
     samples = [Sample.model_validate(message["sample"]) for message in told if "sample" in message]
     assert [sample.part for sample in samples[:2]] == ["layer", "anchor"]
     assert sum(sample.part == "layer" for sample in samples) == 16
