@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import time
-from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -115,15 +114,6 @@ def test_what_is_fitted_badly_is_measured_again_and_said(
         asked.append((request.parts, extra, {key[0] for key in only}))
         return head, samples
 
-    once: list[Any] = []
-
-    def fit(request: Request, *measured: Any) -> Any:
-        """All samples are the same."""
-        once[:] = once or [fitted(request, *measured)]
-        return deepcopy(once[0])
-
-    fitted = calibrate.fit
-    monkeypatch.setattr(calibrate, "fit", fit)
     monkeypatch.setattr(calibrate, "measure", measure)
     monkeypatch.setattr(calibrate, "POOR", -1.0)
     heard: list[dict[str, Any]] = []
