@@ -99,9 +99,9 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool, drifts: b
         raise UserError(f"{job.name}: executed, but {compared.wrong}")
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
-    anchors = Readings(place)
-    visit = anchors.visit if drifts and not job.effects else _nothing  # a rank that is throttled is slow on purpose
-    times = asdict(measure(runner, seconds, visit)) if seconds else None
+    drifts = drifts and bool(seconds) and not job.effects  # a rank that is throttled is slow on purpose
+    anchors = Readings(place) if drifts else None
+    times = asdict(measure(runner, seconds, anchors.visit if anchors else _nothing)) if seconds else None
     runner.finish()
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}
     steps = setup.resolved.local_steps
@@ -109,7 +109,7 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool, drifts: b
     return {
         "compared": asdict(compared),
         "times": times,
-        "anchors": anchors.seconds,
+        "anchors": anchors.seconds if anchors else [],
         "stage": setup.at["pp"],
         "memory": memory.peak if followed else None,
         "volume": _volumes(setup, sent, {}),

@@ -48,7 +48,7 @@ def hottest(timeline: Timeline) -> tuple[LinkLoad, ...]:
     for kind, each in zip(wiring.kind, seconds, strict=True):
         most[kind] = max(each, most.get(kind, 0.0))
     nearly = {
-        link: size[link] for link, each in enumerate(seconds) if size[link] and each >= most[wiring.kind[link]] * (1 - 1e-9)
+        link: size[link] for link, each in enumerate(seconds) if size[link] and each >= most[wiring.kind[link]] * (1 - NEAR)
     }
     first: dict[str, LinkLoad] = {}
     for load in _loads(timeline, nearly):

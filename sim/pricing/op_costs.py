@@ -111,8 +111,8 @@ class OpCosts(CollectiveCosts):
 
     def _chained(self, block: Block, where: Where, factor: float) -> BlockCost:
         """A block where its collectives take so long: one price for stages, and plans, that have it."""
-        prices, program = self._prices(where), self.program
-        equal = block, factor, self._alone_inside(block.meetings, where), program.eager, program.threads, program.blocking
+        prices = self._prices(where)
+        equal = self._priced_by(block, block.meetings, where, factor)
         known = prices.blocks.get(equal)
         if known is None:
             known = _kept(prices.blocks, equal, self._in_a_row(block, where, factor))
@@ -133,13 +133,17 @@ class OpCosts(CollectiveCosts):
 
     def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
         """One run of `items`, and notes on them; layers share theirs, and so do stages whose collectives take as long."""
-        prices, program = self._prices(where), self.program
-        alone = self._alone_inside(items.collectives, where)
-        equal = items, factor, alone, program.eager, program.threads, program.blocking
+        prices = self._prices(where)
+        equal = self._priced_by(items, items.collectives, where, factor)
         known = prices.runs.get(equal)
         if known is None:
             known = _kept(prices.runs, equal, (self._play(items, where, factor), self._outside(items, prices)))
         return known
+
+    def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
+        """What the price of a block, or of one run of items, follows from, besides the profile. inside: its collectives."""
+        program = self.program
+        return work, factor, self._alone_inside(inside, where), program.eager, program.threads, program.blocking
 
     def _alone_inside(self, works: tuple[Collective, ...], where: Where) -> tuple[float, ...]:
         """Seconds of each collective without contention."""
