@@ -30,12 +30,13 @@ PARTS = (
     "collective",
     "overlap",
     "company",
+    "variability",
     "wrapping",
     "footprint",
     "layer",
     "sustained",
 )
-AMONG = ("collective", "overlap", "company")  # parts that need more than one rank
+AMONG = ("collective", "overlap", "company", "variability")  # parts that need more than one rank
 NEEDED = "--parts: gemm and memory are needed to describe this machine; or give --cluster"
 
 

@@ -31,6 +31,7 @@ SIZES = {  # numbers and texts that tell the cases of a part from others
     "collective": ("ranks", "nodes", "bytes"),
     "overlap": (),
     "company": (),
+    "variability": (),
     "wrapping": ("width",),
     "footprint": (),
     "anchor": (),
@@ -38,7 +39,7 @@ SIZES = {  # numbers and texts that tell the cases of a part from others
     "sustained": ("side",),
 }
 SHORTEST, LONGEST = 1e-12, 1e6  # seconds of one case
-NOTHING = ("launch", "overlap", "wrapping")  # may take no time at all
+NOTHING = ("launch", "overlap", "wrapping", "variability")  # may take no time at all
 NAMES = {
     "gemm": ("dtype",),
     "attention": ("dtype", "way"),

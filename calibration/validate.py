@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from statistics import median_low
+from statistics import median, median_low
 from typing import Any
 
 from calibration.drift import drift, drifted
@@ -48,21 +48,35 @@ class Validated:
     execution: Execution  # of several launches the one with the median step
     summary: Summary
     rows: tuple[Row, ...]
-    launches: tuple[float, ...] = ()  # seconds per step in each
+    every: tuple[Execution, ...] = ()  # launch, of which `execution` is one
     profile: Profile | None = None  # that was measured on this very machine
+
+    @property
+    def launches(self) -> tuple[float, ...]:
+        """Seconds per step in each."""
+        return tuple(execution.times["step"] for execution in self.every if execution.times)
+
+    @cached_property
+    def drifts(self) -> list[dict[str, float]]:
+        """By launch, how much slower the machine's anchors were than when it was calibrated."""
+        return [drift(self.profile, execution.anchors) for execution in self.every] if self.profile else []
 
     @cached_property
     def drift(self) -> dict[str, float]:
-        """How much slower the machine's anchors are than when it was calibrated."""
-        return drift(self.profile, self.execution.anchors) if self.profile else {}
+        """The same in the median of the launches."""
+        names = self.drifts[0] if self.drifts else ()
+        return {name: median(each[name] for each in self.drifts if name in each) for name in names}
 
     @cached_property
     def corrected(self) -> Row | None:
-        """The step, predicted with prices that have drifted so."""
+        """The step of each launch beside the prediction with prices that had drifted so by then; of these the one in the middle."""
         if not (self.profile and self.drift and self.execution.times):
             return None
-        summary = predict(self.job, drifted(self.profile, self.drift))
-        return Row(self.job.name, "step", "", summary.step_seconds, self.execution.times["step"])
+        rows = [
+            Row(self.job.name, "step", "", predict(self.job, drifted(self.profile, by)).step_seconds, seconds)
+            for by, seconds in zip(self.drifts, self.launches, strict=True)
+        ]
+        return sorted(rows, key=lambda row: row.error)[(len(rows) - 1) // 2]
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with stable keys."""
@@ -76,6 +90,7 @@ class Validated:
             "execution": self.execution.to_dict(),
             "launches": list(self.launches),
             "drift": self.drift,
+            "drifts": self.drifts,
             "corrected": asdict(self.corrected) | {"error": self.corrected.error} if self.corrected else None,
         }
 
@@ -146,4 +161,4 @@ def _beside(job: Job, executions: Sequence[Execution], summary: Summary, profile
         # tensors alone: contexts and communicators are outside of what was measured
         most = max(memory.peak - memory.overhead for memory in summary.memory if memory.stage == stage)
         rows.append(Row(job.name, "memory", str(stage), most, peak))
-    return Validated(job, execution, summary, tuple(rows), tuple(steps) if times else (), profile)
+    return Validated(job, execution, summary, tuple(rows), tuple(executions), profile)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from calibration.drift import PARTS
 from calibration.launch.place import Place
-from calibration.measure import anchors, collectives, company, kernels, layer, pipeline_passes, side_effects, sustained
+from calibration.measure import anchors, collectives, company, kernels, layer, pipeline_passes, side_effects, sustained, variability
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
 from calibration.measure.interference import LIMIT
@@ -90,7 +90,7 @@ def _probes(bench: Bench, asked: Grid, largest: float) -> list[Probe]:
     if bench.place.world > 1:
         within = min(room, 4 * largest) if largest else room
         probes += collectives.probes(asked, collectives.groups(bench), within, not bench.place.compute.ordered)
-        probes += pipeline_passes.probes()
+        probes += pipeline_passes.probes() + variability.probes(asked)
     probes += side_effects.probes(asked, bench) + company.probes(asked, bench) + layer.probes()
     least = float(bench.gather([free]).min()) * FULL
     return [probe for probe in probes if probe.takes + bench.room <= least]

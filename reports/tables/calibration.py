@@ -89,6 +89,8 @@ def accuracy(result: Result) -> RenderableType:
     if result.company:
         times = ", ".join(f"{kind} × {factor:.3f}" for kind, factor in result.company.items())
         lines.append(f"while all ranks of a node compute, over the time while the others wait: {times}")
+    if apart := result.fitted.profile.variability:
+        lines.append(f"ranks that do the same work take times that differ by {apart:.1%} (standard deviation): steps wait for the slowest")
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]
     return Group(table, *lines)
 
@@ -106,6 +108,7 @@ def to_dict(result: Result) -> dict[str, Any]:
         "series": series,
         "layers": [check._asdict() | {"error": check.error} for check in result.layers],
         "company": result.company,
+        "variability": result.fitted.profile.variability,
         "copies": result.copies,
         "notes": result.fitted.notes,
     }

@@ -198,7 +198,8 @@ def test_a_drift_of_the_machine_is_said_and_taken_out(validated):
     profile = load_profile("cpu-gloo").model_copy(update={"anchors": {"layer": 0.02, "all_reduce": 0.004}})
     read = ({"layer": 0.021, "all_reduce": 0.005}, {"layer": 0.023, "all_reduce": 0.0062})
     still, moved = validated
-    moved = replace(moved, execution=replace(moved.execution, anchors=read), profile=profile)
+    run = replace(moved.execution, anchors=read)
+    moved = replace(moved, execution=run, every=(run,), profile=profile)
     assert moved.drift == pytest.approx({"layer": 1.1, "all_reduce": 1.4})
     plain = predict(moved.job, profile).step_seconds
     assert 1.09 * plain < moved.corrected.predicted < 1.4 * plain
@@ -207,3 +208,24 @@ def test_a_drift_of_the_machine_is_said_and_taken_out(validated):
     assert "without drift" in text
     assert "a layer's forward pass × 1.10 (1.10 to 1.10); an all-reduce of 16 MiB × 1.40 (1.40 to 1.40)" in text
     assert "drift" not in printed(validation([still]))
+
+
+def test_each_launch_is_compared_as_the_machine_was_by_then(validated):
+    """In the first launch the machine was as slow as when it was calibrated, in the second half as fast, and so was the step; the
+    third was slow for another reason.
+    """
+    profile = load_profile("cpu-gloo").model_copy(update={"anchors": {"layer": 0.02, "all_reduce": 0.004}})
+    usual = predict(validated[0].job, profile).step_seconds
+    every = [
+        replace(
+            validated[0].execution,
+            anchors=({"layer": factor * 0.02, "all_reduce": factor * 0.004},),
+            times={**TIMES, "step": times * usual},
+        )
+        for factor, times in ((1.0, 1.02), (2.0, 2.0), (1.0, 1.8))
+    ]
+    done = replace(validated[0], execution=every[2], every=tuple(every), profile=profile)
+    assert [each["layer"] for each in done.drifts] == pytest.approx([1.0, 2.0, 1.0])
+    assert done.drift == pytest.approx({"layer": 1.0, "all_reduce": 1.0})
+    assert done.corrected.measured == 1.02 * usual
+    assert done.corrected.predicted == pytest.approx(usual)

@@ -23,6 +23,8 @@ WRAPPED = {  # wrapper -> the collectives that it makes, by axis and operation
     "pipeline": (PIPELINE_PASS,),
 }
 
+ENOUGH = 8  # GPUs, of which one is always slower than another: fewer say too little about others of their kind
+
 
 def wrappers(fit: Parts) -> None:
     """Launch, compute beside collectives, PyTorch's wrappers."""
@@ -82,6 +84,20 @@ def footprint(fit: Parts) -> None:
         "overhead",
         "one process before its tensors, and with a second communicator",
         f"{where}; communicator: after three all-reduces",
+    )
+
+
+def variability(fit: Parts) -> None:
+    """How far ranks come apart that do the same work."""
+    deviation = fit.value("variability")
+    if deviation is None or (fit.gpu.sms and fit.head["ranks"] < ENOUGH):
+        return
+    fit.change["variability"] = min(1.0, deviation)
+    fit.note(
+        "variability",
+        f"stretches of equal work that {int(fit.head['ranks'])} ranks start together",
+        "the standard deviation with which the slowest of so many normally distributed ranks takes as much longer than the mean as "
+        "was measured, in the mean over stretches",
     )
 
 

@@ -38,7 +38,7 @@ class Fit(Parts):
         self.launch()
         for step in (self.gemm, self.attention, self.memory, self.collectives):
             step()
-        for besides in (overheads.wrappers, overheads.footprint, overheads.crowding):
+        for besides in (overheads.wrappers, overheads.footprint, overheads.crowding, overheads.variability):
             besides(self)
         disturbed = sum(sample.disturbed == sample.visits for sample in self.merged)
         if disturbed:
