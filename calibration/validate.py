@@ -69,7 +69,7 @@ class Validated:
 
     @cached_property
     def corrected(self) -> Row | None:
-        """The step of each launch beside the prediction with prices that had drifted so by then; of these the one in the middle."""
+        """Of all launches, each beside the prediction with prices that had drifted so by then, the one in the middle."""
         if not (self.profile and self.drift and self.execution.times):
             return None
         rows = [

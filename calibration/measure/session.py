@@ -16,7 +16,17 @@ import torch.distributed as dist
 
 from calibration.drift import PARTS
 from calibration.launch.place import Place
-from calibration.measure import anchors, collectives, company, kernels, layer, pipeline_passes, side_effects, sustained, variability
+from calibration.measure import (
+    anchors,
+    collectives,
+    company,
+    kernels,
+    layer,
+    pipeline_passes,
+    side_effects,
+    sustained,
+    variability,
+)
 from calibration.measure.bench import Bench, Probe, Watch
 from calibration.measure.grid import Grid, grid
 from calibration.measure.interference import LIMIT

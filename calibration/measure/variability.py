@@ -15,7 +15,7 @@ import numpy as np
 from scipy.integrate import quad
 from scipy.stats import norm
 
-from calibration.measure.bench import Array, Bench, Probe, Reading, spread, trimmed
+from calibration.measure.bench import LEAST, Array, Bench, Probe, Reading, spread, trimmed
 from calibration.measure.grid import Grid
 from calibration.measure.training import piece
 
@@ -29,14 +29,14 @@ def probes(grid: Grid) -> list[Probe]:
     def run(bench: Bench) -> Reading:
         action = piece(bench, grid.side)
         count = max(1, round(STRETCH / bench.repetitions(action)[1]))
-        seconds = np.empty((STRETCHES, bench.place.world))
-        for number in range(STRETCHES):
+        seconds = np.empty((max(LEAST, round(bench.pace * STRETCHES)), bench.place.world))
+        for number in range(len(seconds)):
             bench.barrier()
             mine = float(bench.times(action, 1, batch=count, clock=time.perf_counter)[0])
             seconds[number] = bench.gather([mine])[:, 0]
         each = deviations(seconds)
         value = max(0.0, trimmed(each))
-        return Reading(value, value, spread(each), STRETCHES)
+        return Reading(value, value, spread(each), len(each))
 
     return [Probe("variability", {}, run, rounds=2)]
 

@@ -90,7 +90,7 @@ def accuracy(result: Result) -> RenderableType:
         times = ", ".join(f"{kind} × {factor:.3f}" for kind, factor in result.company.items())
         lines.append(f"while all ranks of a node compute, over the time while the others wait: {times}")
     if apart := result.fitted.profile.variability:
-        lines.append(f"ranks that do the same work take times that differ by {apart:.1%} (standard deviation): steps wait for the slowest")
+        lines.append(f"ranks that do the same work differ by {apart:.1%} (standard deviation): steps wait for the slowest")
     lines += [f"copy {way}: {show(rate, 'B/s', 3)}" for way, rate in result.copies.items()]
     return Group(table, *lines)
 

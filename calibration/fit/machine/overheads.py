@@ -96,8 +96,8 @@ def variability(fit: Parts) -> None:
     fit.note(
         "variability",
         f"stretches of equal work that {int(fit.head['ranks'])} ranks start together",
-        "the standard deviation with which the slowest of so many normally distributed ranks takes as much longer than the mean as "
-        "was measured, in the mean over stretches",
+        "the standard deviation with which the slowest of so many normally distributed ranks takes as much longer than the mean "
+        "as was measured, in the mean over stretches",
     )
 
 
