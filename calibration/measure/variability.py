@@ -46,7 +46,8 @@ def deviations(seconds: Array) -> Array:
     that are normally distributed with standard deviation 1: its mean over stretches is the deviation with which the mean wait for
     the slowest is the measured one. seconds: (stretches, ranks).
     """
-    return (seconds.max(axis=1) / seconds.mean(axis=1) - 1) / slowest(seconds.shape[1])
+    longer: Array = seconds.max(axis=1) / seconds.mean(axis=1) - 1
+    return longer / slowest(seconds.shape[1])
 
 
 def slowest(count: int) -> float:
