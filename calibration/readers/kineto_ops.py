@@ -44,10 +44,13 @@ class Kernel(NamedTuple):
 
 
 class RankTrace(NamedTuple):
-    """What a rank's GPU ran in each step, by its number, in the order of launches. Without windows all is step 0."""
+    """What a rank's GPU ran in each step, by its number, in the order of launches. Without windows all is step 0. world: ranks of
+    the run, 0 where the trace does not say.
+    """
 
     rank: int
     steps: dict[int, list[Kernel]]
+    world: int = 0
 
 
 def kineto_files(paths: Sequence[Path]) -> list[Path]:
@@ -149,7 +152,8 @@ def _read(path: Path, most: int) -> RankTrace:
         _on_the_cpu(scan, most)
     if not scan.kernels:
         raise UserError(f"{path}: has no kernels: was ProfilerActivity.CUDA recorded, or .CPU of what ran there?")
-    return RankTrace(rank, _steps(scan, rank))
+    world = scan.own.get("world_size")
+    return RankTrace(rank, _steps(scan, rank), world if type(world) is int else 0)
 
 
 def _on_the_cpu(scan: _Scan, most: int) -> None:

@@ -4,25 +4,28 @@ A collective waits for all compute that was launched before it, as PyTorch's NCC
 a collective a trace does not say: it is the first after which nothing was ever, on any rank and in any step of the same program,
 run before the collective had ended. Compute of a rank is one stream, its busiest; what other streams compute is left out. Ranks
 and steps run the same program when they launch as many kernels between the same collectives; their ops are alike place by place.
-Clocks of ranks must agree.
+Clocks of ranks are set to one (`calibration.stragglers.clocks`).
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 
 from calibration.readers.kineto_ops import Kernel, RankTrace
 from calibration.stragglers.analysis import SLOWEST, WORKERS, Analysis, Parts, Worker, worst_first
+from calibration.stragglers.clocks import on_one_clock
 from calibration.stragglers.replay import Ops, Replay, ideal_durations, own_durations
 from calibration.stragglers.trace import Booleans
 from sim.replay.graph import CycleError, Graph
 from topologies.reading import UserError
 
+SHOWN = 5  # ranks that are named
 CLOCK = 1e-6  # seconds by which times of a rank may be rounded
 
 
@@ -55,6 +58,7 @@ class _Op(NamedTuple):
 
 def analyse_kernels(traces: Sequence[RankTrace], source: str) -> Analysis:
     """What replays of profiler traces tell about stragglers. Raises UserError that begins with `source`."""
+    traces, moved = on_one_clock(traces)
     replay, ops = replay_of_kernels(traces, source)
     parts = Parts(replay)
     kinds, ranks = np.array([op.kind for op in ops]), np.array([op.rank for op in ops])
@@ -71,15 +75,19 @@ def analyse_kernels(traces: Sequence[RankTrace], source: str) -> Analysis:
         slowest=slowest,
         slowest_part=parts.of("slowest workers", np.isin(ranks, slowest)),
         microbatches=None,
-        notes=_notes(traces, ops),
+        notes=_notes(traces, ops, moved),
     )
 
 
-def _notes(traces: Sequence[RankTrace], ops: Sequence[_Op]) -> list[str]:
+def _notes(traces: Sequence[RankTrace], ops: Sequence[_Op], moved: float) -> list[str]:
     kernels = [kernel for trace in traces for step in trace.steps.values() for kernel in step]
     result = (
         ["a trace of one rank: waiting for other ranks counts as transfer; give the traces of all"] if len(traces) == 1 else []
     )
+    result += _missing(traces)
+    if moved:
+        apart = f"clocks of ranks are up to {1e3 * moved:.3g} ms apart"
+        result.append(f"{apart}, by the ends of what they do together: all times are of the lowest rank's clock")
     if unnamed := sum(bool(kernel.collective) and not kernel.peers for kernel in kernels):
         result.append(f"{unnamed} NCCL kernels do not name their group or peer: waiting for other ranks counts as their transfer")
     lanes = {(op.step, op.rank): op.alike[0] for op in ops}
@@ -87,6 +95,16 @@ def _notes(traces: Sequence[RankTrace], ops: Sequence[_Op]) -> list[str]:
     if single:
         result.append(f"{single} of {len(lanes)} steps of a rank launch kernels as no other does: they are their own ideal")
     return result
+
+
+def _missing(traces: Sequence[RankTrace]) -> Iterator[str]:
+    """Ranks of the run without a trace."""
+    there, world = {trace.rank for trace in traces}, max(trace.world for trace in traces)
+    count = world - sum(rank < world for rank in there)
+    if count > 0 and len(traces) > 1:
+        first = islice((rank for rank in range(world) if rank not in there), SHOWN)
+        ranks = ", ".join(map(str, first)) + (", …" if count > SHOWN else "")
+        yield f"of {world:,} ranks {count:,} have no trace here ({ranks}): waiting for them counts as transfer"
 
 
 def _worker(parts: Parts, rank: int, rows: Booleans) -> Worker:
