@@ -42,6 +42,11 @@ class Gpu(Config):
         """Its name at any clock, as profiles and prices name it."""
         return self.name.partition(AT)[0]
 
+    def at_clock(self, clock: float) -> Gpu:
+        """The GPU at a part of its clock: arithmetic is slower, memory and links are not."""
+        peak = {dtype: rate * clock for dtype, rate in self.peak.items()}
+        return self.model_copy(update={"name": f"{self.name}{AT}{clock:g}", "peak": peak})
+
     @model_validator(mode="after")
     def _consistent(self) -> Gpu:
         for dtype, value in self.peak.items():

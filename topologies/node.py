@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import field_validator, model_validator
 
 from topologies.board import Board, wirings
-from topologies.hardware import AT, Gpu, NodeParts
+from topologies.hardware import Gpu, NodeParts
 
 
 class Node(NodeParts):
@@ -55,10 +55,7 @@ class Node(NodeParts):
 
     def at_clock(self, clock: float) -> Node:
         """The node with GPUs at a part of their clock."""
-        peak = {dtype: rate * clock for dtype, rate in self.gpu.peak.items()}
-        return self.model_copy(
-            update={"gpu": self.gpu.model_copy(update={"name": f"{self.gpu.name}{AT}{clock:g}", "peak": peak})}
-        )
+        return self.model_copy(update={"gpu": self.gpu.at_clock(clock)})
 
     def board(self) -> Board:
         """The links inside the node and the routes over them. Raises ValueError when a field that the wiring needs is missing."""

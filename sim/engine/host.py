@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
 from math import inf
 
 from sim.engine.task import Task
+from topologies.reading import UserError
 
 Pause = tuple[float, float]  # when the thread loses its core, and for how many seconds
+MOST = 10_000  # pauses that overlap, one with the next
+
+
+class Pauses:
+    """When a thread has no core: pauses in order, those that overlap as one. They may go on for ever, and are worked out as far
+    as they are asked for. coming: by their beginning.
+    """
+
+    def __init__(self, coming: Iterable[Pause]) -> None:
+        self._coming = iter(coming)
+        self._known: list[Pause] = []
+        self._next = next(self._coming, None)
+
+    def __bool__(self) -> bool:
+        return bool(self._known) or self._next is not None
+
+    def __iter__(self) -> Iterator[Pause]:
+        return self.since(-inf)
+
+    def since(self, time: float) -> Iterator[Pause]:
+        """Those that are not over at `time`, and perhaps the one before."""
+        while self._next is not None and self._next[0] <= time:
+            self._join(self._next)
+        place = max(0, bisect_right(self._known, (time, inf)) - 1)
+        while place < len(self._known) or self._next is not None:
+            if place == len(self._known) and self._next is not None:
+                self._join(self._next)
+            yield self._known[place]
+            place += 1
+
+    def _join(self, pause: Pause) -> None:
+        """Know one more, with all that overlap it."""
+        start, seconds = pause
+        for _ in range(MOST):
+            self._next = next(self._coming, None)
+            if self._next is None or self._next[0] > start + seconds:
+                self._known.append((start, seconds))
+                return
+            seconds = max(start + seconds, sum(self._next)) - start
+        raise UserError(f"effects: from {start:.3g} s on preemptions leave a thread no core: let them last less long")
 
 
 class Host:
@@ -20,8 +60,8 @@ class Host:
 
     __slots__ = ("_busy", "_held_up", "pauses")
 
-    def __init__(self, pauses: Sequence[Pause] = (), start: float = 0.0) -> None:
-        self.pauses = _joined(pauses)
+    def __init__(self, pauses: Pauses | Sequence[Pause] = (), start: float = 0.0) -> None:
+        self.pauses: Pauses | tuple[()] = pauses if isinstance(pauses, Pauses) else Pauses(sorted(pauses)) if pauses else ()
         self._busy = start  # seconds of work since the latest resumption
         self._held_up: HeldLaunches | None = None
 
@@ -55,8 +95,7 @@ class Host:
         """When the host is done that has `busy` seconds to do from `begin` on."""
         end = begin + busy
         if self.pauses:
-            first = max(0, bisect_right(self.pauses, (begin, inf)) - 1)  # pauses do not overlap
-            for start, seconds in islice(self.pauses, first, None):
+            for start, seconds in self.pauses.since(begin):
                 if end <= start:
                     break
                 end += max(0.0, start + seconds - max(begin, start))
@@ -65,17 +104,6 @@ class Host:
     def more(self, launched: float, seconds: float) -> float:
         """How much longer than `seconds` the host takes from `launched` on, because it loses its core."""
         return self.through(launched, seconds) - launched - seconds if self.pauses else 0.0
-
-
-def _joined(pauses: Sequence[Pause]) -> tuple[Pause, ...]:
-    """Pauses in order, those that overlap as one."""
-    result: list[Pause] = []
-    for start, seconds in sorted(pauses):
-        if result and start <= sum(result[-1]):
-            result[-1] = result[-1][0], max(sum(result[-1]), start + seconds) - result[-1][0]
-        else:
-            result.append((start, seconds))
-    return tuple(result)
 
 
 class HeldLaunches:

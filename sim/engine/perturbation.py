@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,7 +15,7 @@ from simpy import Environment, Event
 from sim.engine.device import Device
 from sim.engine.effects import Effect, Steps, follow
 from sim.engine.effects.failure import WATCHDOG, StepHangsError
-from sim.engine.host import Host, Pause
+from sim.engine.host import Host, Pauses
 from sim.engine.network import Network
 from sim.engine.perturbed_device import Cores, PerturbedDevice, Price
 from sim.pricing.transfers.sibling_groups import numbered
@@ -66,9 +67,9 @@ class Perturbation:
         if not acting:
             return Device(env, slowdown)
         device = PerturbedDevice(env, slowdown, price, processes)
-        pauses = sorted(pause for effect in acting for pause in effect.pauses())
+        pauses = Pauses(heapq.merge(*(effect.pauses() for effect in acting)))
         if not synchronous:
-            device.host = Host(pauses)
+            device.host = Host(pauses or ())
         elif pauses:  # the thread that launches computes
             follow(env, _standing(pauses), partial(device.change, "preemption"))
         kinds = {effect.component: _Factors(device, effect.component) for effect in acting}
@@ -77,6 +78,7 @@ class Perturbation:
             if noise is not None:
                 kinds[effect.component].draws(noise)
             follow(env, effect.kernels(), partial(kinds[effect.component].change, number))
+            follow(env, effect.clocks(), partial(kinds[effect.component].clock, number))
             if effect.shared:
                 if not synchronous:
                     raise UserError(f"effect '{effect}': GPUs compute by themselves: only processes on cores share them")
@@ -100,19 +102,27 @@ class Perturbation:
         with suppress(RuntimeError):  # simpy: no scheduled events left
             env.run(until=until)
 
-    def explain(self, ends: dict[int, float]) -> None:
-        """Raise StepHangsError if a failed GPU is why ranks wait for ever. ends: when each of them ended its last op."""
+    def explain(self, waits: dict[int, tuple[float, float]]) -> None:
+        """Raise StepHangsError if a failed GPU is why ranks wait for ever. waits: by rank, when it began to, and when its last op
+        ended.
+        """
         failed = [effect for effect in self.effects if effect.failure is not None]
         if failed:
             first = min(failed, key=lambda effect: cast(float, effect.failure))
-            raise StepHangsError(str(first), cast(float, first.failure), max(ends.values()))
+            gone = {
+                gpu for effect, gpus in zip(self.effects, self._gpus, strict=True) if effect in failed for gpu in gpus.tolist()
+            }
+            begun = [begin for rank, (begin, _) in waits.items() if rank not in gone]
+            last = max(end for _, end in waits.values())
+            raise StepHangsError(str(first), cast(float, first.failure), min(begun, default=0.0), last)
 
 
 class _Factors:
-    """By which several effects of one kind lengthen the kernels of a device."""
+    """By which several effects of one kind lengthen the kernels of a device, and the clock that they leave it."""
 
     def __init__(self, device: PerturbedDevice, component: str) -> None:
         self.device, self.component = device, component
+        self.clocks: dict[int, float] = {}
         self.factors: dict[int, float] = {}
         self.noises: list[Callable[[], float]] = []
 
@@ -120,6 +130,11 @@ class _Factors:
         """From now on an effect has another factor."""
         self.factors[effect] = factor
         self.device.change(self.component, math.prod(self.factors.values()))
+
+    def clock(self, effect: int, part: float) -> None:
+        """From now on an effect leaves another part of the clock."""
+        self.clocks[effect] = part
+        self.device.clock(self.component, math.prod(self.clocks.values()))
 
     def draws(self, noise: Callable[[], float]) -> None:
         """An effect draws a factor for each block."""
@@ -140,7 +155,7 @@ class _Part:
         self.network.change(self.link, self.usual * math.prod(self.parts.values()))
 
 
-def _standing(pauses: Sequence[Pause]) -> Steps:
+def _standing(pauses: Pauses) -> Steps:
     """Pauses as factors by which kernels take longer."""
     for start, seconds in pauses:
         yield start, math.inf

@@ -42,12 +42,14 @@ class Cores:
                 device.change(self.name, factor)
 
 
-Price = Callable[[Compute, float], BlockCost]  # of a block whose kernels take so many times as long
+Price = Callable[
+    [Compute, float, float], BlockCost
+]  # of a block whose kernels take so many times as long, at a part of the clock
 
 
 class PerturbedDevice(Device):
-    """A device whose kernels take longer by effects that come and go. price: the cost of a block by the factor; processes: that
-    do the same at the same times.
+    """A device whose kernels take longer by effects that come and go. price: the cost of a block by the factor and the clock;
+    processes: that do the same at the same times.
     """
 
     def __init__(self, env: Environment, slowdown: float, price: Price, processes: int = 1) -> None:
@@ -55,6 +57,7 @@ class PerturbedDevice(Device):
         self.price, self.processes = price, processes
         self.cores: Cores | None = None  # that its processes share with others
         self.factors: dict[str, float] = {}  # by effect, by which kernels take longer now; infinite: they stand still
+        self.clocks: dict[str, float] = {}  # by effect, the part of its clock at which the GPU runs now
         self.noises: dict[str, Callable[[], float]] = {}  # by effect, the factor of the next block
         # of the block that runs
         self._drawn: dict[str, float] = {}
@@ -103,19 +106,27 @@ class PerturbedDevice(Device):
         which of them wait for their launch.
         """
         factor = math.prod(factor for name, factor in self._acting().items() if name not in self._drawn)
-        cost = self.price(task, factor) if factor != 1 else task.cost
+        clock = math.prod(self.clocks.values())
+        cost = task.cost if factor == clock == 1 else self.price(task, factor, clock)
         drawn = math.prod(self._drawn.values())
         return cost if drawn == 1 else cost._replace(busy=on_grid(cost.busy + (drawn - 1) * cost.kernels))
 
     def change(self, name: str, factor: float) -> None:
         """From now on kernels take `factor` times as long by an effect."""
+        self._alter(self.factors, name, factor)
+
+    def clock(self, name: str, part: float) -> None:
+        """From now on an effect leaves `part` of the GPU's clock."""
+        self._alter(self.clocks, name, part)
+
+    def _alter(self, values: dict[str, float], name: str, value: float) -> None:
         task = self._task
         if task is None:
-            self.factors[name] = factor
+            values[name] = value
             return
         self._advance()
         before = self.duration(task)
-        self.factors[name] = factor
+        values[name] = value
         self._cost = self._priced(task)
         self._left *= self.duration(task) / before if before else 1.0
         cancel(self._event)
@@ -139,14 +150,16 @@ class PerturbedDevice(Device):
         super()._advance()
         whole, usual = self.duration(task), _usual(task)
         more = done * (1 - usual / whole) if whole else 0.0
-        acting = self._acting()
+        acting = list(self._acting().items())
+        lower = next((name for name, part in self.clocks.items() if part != 1), None)
+        last = lower or (acting.pop()[0] if acting else "preemption")  # what a lower clock makes of it differs by kernel
         product, rest = 1.0, more
-        for effect, factor in list(acting.items())[:-1]:  # one after the other, as far as kernels go
+        for effect, factor in acting:  # one after the other, as far as kernels go
             part = done / whole * task.cost.kernels * product * (factor - 1) if whole else 0.0
             self._owe(effect, part)
             product, rest = product * factor, rest - part
         if rest:
-            self._owe(next(reversed(acting), "preemption"), rest)
+            self._owe(last, rest)
 
     def _owe(self, effect: str, seconds: float) -> None:
         self._owed[effect] = self._owed.get(effect, 0.0) + seconds

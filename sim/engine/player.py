@@ -141,9 +141,9 @@ class Player:
         for number in range(len(lanes.every)):
             self._launch(number)
 
-    def _slower(self, lane: Lane, task: Compute, factor: float) -> BlockCost:
-        """The cost of a block whose kernels take `factor` times as long."""
-        return self.op_costs.block(cast(Block, task.work), lane.cohort, factor, lane.rank)
+    def _slower(self, lane: Lane, task: Compute, factor: float, clock: float) -> BlockCost:
+        """The cost of a block whose kernels take `factor` times as long, on a GPU that runs at that part of its clock."""
+        return self.op_costs.block(cast(Block, task.work), lane.cohort, factor, lane.rank, clock)
 
     def _launch(self, number: int) -> None:
         """A task for each op of a lane that has not ended, priced, and launched by the lane's host in program order."""
@@ -249,17 +249,20 @@ class Player:
             raise UserError(f"the program waits for itself: {len(stuck)} ops never start (does the schedule deadlock?)")
         return self.timeline()
 
-    def _held_up(self, stuck: list[int]) -> dict[int, float]:
-        """For each lane with `stuck` ops, by its first rank, when its last op ended."""
+    def _held_up(self, stuck: list[int]) -> dict[int, tuple[float, float]]:
+        """For each lane with `stuck` ops, by its first rank, when it began to wait in a collective, or else when its last op
+        ended, and when this ended.
+        """
         offset = self.lanes.offset
         lanes = np.unique(np.searchsorted(offset, stuck, side="right") - 1).tolist()
-        ends = {}
+        result = {}
         for lane in lanes:
             tasks = self.tasks[offset[lane] : offset[lane + 1] if lane + 1 < len(offset) else None]
-            ends[self.lanes.every[lane].rank] = max(
-                (task.end for task in tasks if task is not None and task.end is not None), default=0.0
-            )
-        return ends
+            mine = [task for task in tasks if task is not None]
+            last = max((task.end for task in mine if task.end is not None), default=0.0)
+            come = (task.start for task in mine if isinstance(task, CollectiveTransfer) and task.end is None and not task.waiting)
+            result[self.lanes.every[lane].rank] = min(come, default=last), last
+        return result
 
     def timeline(self) -> Timeline:
         """The timeline of the played step, by the network's clock."""

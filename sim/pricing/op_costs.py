@@ -41,11 +41,14 @@ V = TypeVar("V")
 
 
 class Where(NamedTuple):
-    """Whose prices a block has: those of a cohort's ranks, or of one rank, and with lanes its place among its cohort's ranks."""
+    """Whose prices a block has: those of a cohort's ranks, or of one rank, and with lanes its place among its cohort's ranks;
+    clock: part of its clock at which the GPU runs.
+    """
 
     cohort: int
     rank: int = -1
     place: int = -1
+    clock: float = 1.0
 
 
 class OpCosts(CollectiveCosts):
@@ -74,27 +77,27 @@ class OpCosts(CollectiveCosts):
         members = self.prices.members
         return members[int(gpu_kind(self.topology, np.array([rank]))[0])] if len(members) > 1 else self.prices
 
-    def _where(self, cohort: int, rank: int) -> Where:
+    def _where(self, cohort: int, rank: int, clock: float = 1.0) -> Where:
         """Whose prices a block on a rank has: all ranks of its cohort have the same where all nodes are alike."""
         if rank < 0 or not self.unequal:
-            return Where(cohort)
+            return Where(cohort, clock=clock)
         if self.lane is None:
-            return Where(cohort, rank)
+            return Where(cohort, rank, clock=clock)
         ranks = self.grid.groups((), dict(self._at[cohort])).ravel()
-        return Where(cohort, rank, int(np.searchsorted(ranks, rank)))
+        return Where(cohort, rank, int(np.searchsorted(ranks, rank)), clock)
 
-    def block(self, block: Block, cohort: int, factor: float = 1.0, rank: int = -1) -> BlockCost:
+    def block(self, block: Block, cohort: int, factor: float = 1.0, rank: int = -1, clock: float = 1.0) -> BlockCost:
         """`block` as one sequence, its collectives at their price without contention, on a rank (−1: the first kind of GPU).
-        factor: by which kernels take longer.
+        factor: by which kernels take longer; clock: part of its clock at which the GPU runs.
         """
-        where = self._where(cohort, rank)
+        where = self._where(cohort, rank, clock)
         key = (block, where, factor)
         cost = self._blocks.get(key)
         if cost is None:
             if factor == 1.0:
                 cost = self._chained(block, where, factor)
             else:  # stages with runs of one price have them of one price when kernels take longer, too
-                alike = id(self.block(block, cohort, rank=rank)), factor
+                alike = id(self.block(block, cohort, rank=rank, clock=clock)), factor
                 cost = self._slower[alike] = self._slower.get(alike) or self._chained(block, where, factor)
             self._blocks[key] = cost
         return cost
@@ -154,7 +157,8 @@ class OpCosts(CollectiveCosts):
         return tuple(map(known.__getitem__, works))
 
     def _prices(self, where: Where) -> Prices:
-        return self.prices.members[0] if where.rank < 0 else self.on(where.rank)
+        prices = self.prices.members[0] if where.rank < 0 else self.on(where.rank)
+        return prices if where.clock == 1 else prices.at_clock(where.clock)
 
     def _inside_block(self, work: Collective, where: Where) -> TransferCost:
         """A collective that the rank's block waits for: of its own group, where groups are on GPUs of several kinds."""
@@ -169,7 +173,7 @@ class OpCosts(CollectiveCosts):
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
             each, slower = ahead, 1.0
             if profile.synchronous:  # by the core that computes, which is as slow then
-                each, slower = profile.launch, factor
+                each, slower = profile.launch, factor / where.clock
             wrapping, each = [more * slower for more in wrapping], each * slower
             works = [(item, self._seconds(item, where, factor, each + more)) for item, more in zip(items, wrapping, strict=True)]
             return fused(works, 0.0, profile.slowdown)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, model_validator
@@ -54,7 +54,7 @@ from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Collective, Kernel, Send
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster_files import gpu_names, load_gpu
 from topologies.documents.units import Bytes, BytesPerSecond, Seconds
-from topologies.hardware import AT
+from topologies.hardware import AT, Gpu
 from topologies.links.topology import kind_of_link
 from topologies.reading import Config, UserError, nearest
 
@@ -201,6 +201,13 @@ class Prices:
         self.chains: dict[Hashable, tuple[Any, Any]] = {}  # runs in a row, by their number and objects, which are kept
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
         self.scaled: dict[Hashable, Prices] = {}  # by strategies.planner.sensitivity: with one of them multiplied
+        self.clocked: dict[float, Prices] = {}  # by the part of its clock at which the GPU runs
+
+    def at_clock(self, clock: float) -> Prices:
+        """Prices of the GPU at a part of its clock."""
+        if clock not in self.clocked:
+            self.clocked[clock] = Prices(self.profile, cast(Gpu, self.gpu).at_clock(clock))
+        return self.clocked[clock]
 
     def slowing(self, work: Collective | Send) -> float | None:
         """The factor by which kernels take longer beside a collective that keeps multiprocessors from them, as their share of the

@@ -133,6 +133,10 @@ class _Scaled(Prices):
     def _seconds(self, kernel: Kernel) -> float:
         return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
 
+    def at_clock(self, clock: float) -> Prices:
+        """`base` at a part of the clock, with as much multiplied."""
+        return scaled(self._base.at_clock(clock), self._price, self._factor)
+
 
 def scaled(base: Prices, price: Price, factor: float, kind: int | None = None) -> Prices:
     """`base` with one price multiplied, of GPUs of several kinds that of one kind (None: of all); it remembers what it has worked
@@ -258,7 +262,7 @@ def _brief(job: Job) -> list[tuple[float, Job]]:
     schedule, ranks = schedules[resolved.schedule], resolved.pp
     period = ranks * -(-SETTLED // ranks)  # a host that is slower than the GPU is ahead of it in the first microbatches
     short, longer = schedule.settled * period, (schedule.settled + 1) * period
-    if resolved.allotted or resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
+    if resolved.dealt or resolved.microbatches <= short + longer or resolved.local_steps > 1 or schedule.microbatches:
         return [(1.0, job)]
     rest = (resolved.microbatches - longer) / (longer - short)
     return [(-rest, _with(job, short)), (1 + rest, _with(job, longer))]

@@ -50,13 +50,17 @@ class Effect(Config):
         """The factor by which kernels take longer from each moment on; infinite: they stand still."""
         return iter(())
 
+    def clocks(self) -> Steps:
+        """The part of their clock at which its GPUs run from each moment on."""
+        return iter(())
+
     def noise(self, gpu: int) -> Callable[[], float] | None:
         """The next block's factor by which its kernels take longer, drawn for one GPU."""
         return None
 
-    def pauses(self) -> tuple[Pause, ...]:
-        """When the thread that launches kernels loses its core."""
-        return ()
+    def pauses(self) -> Iterator[Pause]:
+        """When the thread that launches kernels loses its core, in order; may go on for ever."""
+        return iter(())
 
     def links(self, topology: Topology) -> tuple[LinkChange, ...]:
         """Links that are not as they should be. Raises UserError when there are none of that name."""
@@ -91,8 +95,10 @@ class Effect(Config):
     @property
     def constant(self) -> bool:
         """Whether it does the same at all times of a step."""
-        varying = any(time > 0 for steps in (self.kernels(), self.capacity()) for time, _ in itertools.islice(steps, 2))
-        return not (varying or self.pauses() or self.noise(0) or self.failure is not None)
+        varying = any(
+            time > 0 for steps in (self.kernels(), self.clocks(), self.capacity()) for time, _ in itertools.islice(steps, 2)
+        )
+        return not (varying or any(True for _ in self.pauses()) or self.noise(0) or self.failure is not None)
 
     @property
     def alike(self) -> bool:

@@ -1,7 +1,8 @@
 """A GPU that stops in the middle of the step: the others wait for it in their next collective until somebody notices.
 
 PyTorch's watchdog of NCCL collectives ends a process whose collective has not ended after a timeout, by default 10 minutes
-(torch.distributed.init_process_group, `timeout`, NCCL backend).
+(torch.distributed.init_process_group, `timeout`, NCCL backend), from when it was called (ProcessGroupNCCL.cpp: checkTimeout,
+workStartTime_): it is the first rank to wait that ends the job.
 """
 
 from __future__ import annotations
@@ -18,13 +19,17 @@ WATCHDOG = 600.0  # seconds
 
 
 class StepHangsError(UserError):
-    """A step that never ends. failed: when a GPU stood still; silent: when the last rank that could go on stopped, seconds."""
+    """A step that never ends. Seconds: failed, when a GPU stood still; first, when the first other rank began to wait for it;
+    silent, when the last one did.
+    """
 
-    def __init__(self, effect: str, failed: float, silent: float) -> None:
-        self.failed, self.silent, self.detected = failed, max(failed, silent), max(failed, silent) + WATCHDOG
+    def __init__(self, effect: str, failed: float, first: float, silent: float) -> None:
+        self.failed, self.first, self.silent = failed, max(failed, first), max(failed, silent)
+        self.detected = self.first + WATCHDOG
         super().__init__(
-            f"the step hangs ({effect}): a GPU stands still from {failed:.3g} s on, by {self.silent:.3g} s every rank waits for "
-            f"it, and PyTorch's watchdog ends the job at {self.detected:.3g} s, {WATCHDOG:.0f} s later"
+            f"the step hangs ({effect}): a GPU stands still from {failed:.3g} s on, the first rank waits for it from "
+            f"{self.first:.3g} s on, all do by {self.silent:.3g} s, and PyTorch's watchdog ends the job at "
+            f"{self.detected:.4g} s, {WATCHDOG:.0f} s after the first began to wait"
         )
 
 

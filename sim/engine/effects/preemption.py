@@ -6,14 +6,14 @@ some milliseconds at a time (kernel documentation, EEVDF scheduler: base_slice_n
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from typing import ClassVar, Self
 
 from pydantic import Field, model_validator
 
 from sim.engine.effects import Effect, Time, check_period, effects
 from sim.engine.host import Pause
-
-LATEST = 10_000  # pauses
 
 
 @effects("preempted")
@@ -31,8 +31,7 @@ class Preemption(Effect):
         check_period(self.preempted, self.every)
         return self
 
-    def pauses(self) -> tuple[Pause, ...]:
-        """The first LATEST of them."""
-        if self.every is None:
-            return ((self.at, self.preempted),)
-        return tuple((self.at + number * self.every, self.preempted) for number in range(LATEST))
+    def pauses(self) -> Iterator[Pause]:
+        """One, or one after the other for ever."""
+        for number in itertools.count() if self.every is not None else range(1):
+            yield self.at + number * (self.every or 0.0), self.preempted

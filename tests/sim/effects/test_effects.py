@@ -13,7 +13,7 @@ from sim.analysis.breakdown import breakdowns
 from sim.engine.effects import Effect, Steps, effects, read_effects
 from sim.engine.effects.failure import StepHangsError
 from sim.engine.player import run
-from sim.program import Block, Cohort, Collective, Op, Ref, Run, Send
+from sim.program import Block, Cohort, Collective, Kernel, Op, Ref, Run, Send
 from tests.sim.conftest import block, kernel, program
 
 SMALL = {"name": "small", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary": 32000, "context": 2048}
@@ -47,6 +47,7 @@ def step(toy_cluster, toy_prices) -> Callable[..., list[float]]:
         ("gpu 0: throttle 0.5 after 2 s", 2 + 2 * 2.0),
         ("gpu 0: throttle 0.2 over 8 s", 6 + 0.1 / 0.3),  # 0.9, 0.8 … of the speed, each for a second: 3.9 s of work in six
         ("gpu 0: preempted 3 s at 1 s", 4.0),  # launched already
+        ("gpu 0: clock 0.5", 4.0),  # memory has a clock of its own
     ],
 )
 def test_a_block_of_four_seconds(step, effect: str, end: float) -> None:
@@ -58,6 +59,36 @@ def test_effects_multiply(step) -> None:
     assert step([Op("compute", block(4.0))], "gpu 0: speed 0.5", "all: speed 0.8") == [4 / 0.5 / 0.8]
     drawn = [step([Op("compute", block(4.0))], *["gpu 0: jitter 0.3"] * count) for count in (1, 2)]
     assert drawn[1] == [pytest.approx(drawn[0][0] ** 2 / 4)]  # by the same numbers twice
+
+
+def test_at_a_lower_clock_arithmetic_takes_longer_and_memory_does_not(toy_cluster, toy_prices) -> None:
+    """Blocks of a product and a memory-bound kernel, 1 s each: 2 + 1 s at half of the clock, and twice that at half of the speed.
+    A speed owes what it adds by itself, a clock the rest.
+    """
+    product = Kernel("gemm", "product", "forward", 1e12, 0.0, "bf16", (1, 1000, 1000, 500_000))
+    ops = [Op("compute", Block("forward", (Run(1, (product, kernel(1.0))),))) for _ in range(2)]
+
+    def play(*given: str) -> tuple[float, dict[str, float]]:
+        steps = program(Cohort({}, ops), dp=2)
+        timeline = run(steps, toy_cluster(2).topology(), toy_prices(), effects=read_effects(list(given), "effects"))
+        for parts in breakdowns(timeline):
+            assert sum(parts.values()) == timeline.step
+        slow = breakdowns(timeline)[-1]
+        return timeline.step, {name: slow[name] for name in ("lower clock", "slower GPU") if name in slow}
+
+    assert play() == (pytest.approx(4.0, rel=1e-6), {})
+    assert play("gpu 1: clock 0.5") == (pytest.approx(6.0, rel=1e-6), {"lower clock": pytest.approx(2.0, rel=1e-6)})
+    assert play("gpu 1: clock 0.5", "gpu 1: speed 0.5") == (
+        pytest.approx(12.0, rel=1e-6),
+        {"lower clock": pytest.approx(4.0, rel=1e-6), "slower GPU": pytest.approx(4.0, rel=1e-6)},
+    )
+    assert play("gpu 1: clock 0.5 from 1 s to 2.5 s")[0] == pytest.approx(4.5, rel=1e-6)  # two thirds of the speed for 1.5 s
+
+
+def test_a_lower_clock_of_all_gpus_is_that_of_their_description() -> None:
+    fields = dict(model=SMALL, cluster="dgx-h100", plan=dict(tp=8, accumulation=2, sequence=1024))
+    described = simulate(read_job(**fields, nodes=[{"count": 1, "clock": 0.7}, {"count": 1, "clock": 0.7}]))
+    assert simulate(read_job(**fields, nodes=2, effects=["all: clock 0.7"])).step == pytest.approx(described.step, rel=1e-6)
 
 
 def test_a_slower_gpu_does_not_lengthen_what_waits_for_launches(step) -> None:
@@ -72,6 +103,20 @@ def test_a_preempted_host_launches_later(step) -> None:
     assert step(ops, launch="1 s") == [1.0, 2.0, 3.0]
     assert step(ops, "gpu 0: preempted 2 s at 1.5 s", launch="1 s") == [1.0, 4.0, 5.0]
     assert step(ops, "gpu 0: preempted 1 s at 1 s every 2 s", launch="1 s") == [1.0, 3.0, 5.0]  # away in [1, 2] and [3, 4]
+
+
+def test_pauses_go_on_as_long_as_the_step_does(step) -> None:
+    """Half of each millisecond is left of 12 s; what takes all of it is refused."""
+    ops = [Op("compute", block(12.0))]
+    assert step(ops, "gpu 0: preempted 0.5 ms every 1 ms", synchronous=True) == [pytest.approx(24.0, abs=1e-3)]
+    with pytest.raises(UserError, match="from 0 s on preemptions leave a thread no core"):
+        step(ops, "gpu 0: preempted 6 ms every 10 ms", "gpu 0: preempted 6 ms at 5 ms every 10 ms", synchronous=True)
+
+
+def test_pauses_that_overlap_are_one(step) -> None:
+    """Away from 1 s to 5 s."""
+    ops = [Op("compute", block(4.0))]
+    assert step(ops, "gpu 0: preempted 3 s at 1 s", "gpu 0: preempted 3 s at 2 s", synchronous=True) == [8.0]
 
 
 def test_a_cpu_that_is_preempted_computes_later(step) -> None:
@@ -174,7 +219,7 @@ def test_the_first_gpu_that_fails_is_the_one_that_is_noticed(toy_cluster, toy_pr
     given = read_effects(["gpu 2: fails at 2 s", "gpu 1: fails at 1 s"], "e")
     with pytest.raises(StepHangsError, match="gpu 1: fails at 1") as raised:
         run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=given)
-    assert raised.value.detected == raised.value.silent + 600
+    assert raised.value.detected == raised.value.first + 600
 
 
 def test_ranks_that_effects_make_unlike_have_a_limit_of_their_own(toy_cluster, toy_prices, monkeypatch) -> None:
@@ -197,7 +242,19 @@ def test_a_gpu_that_fails_lets_the_others_wait(toy_cluster, toy_prices) -> None:
     cohort = Cohort({}, [Op("compute", block(3.0)), Op("dp", gather, (Ref(0, 0),))])
     with pytest.raises(StepHangsError, match="the step hangs") as raised:
         run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=read_effects("gpu 2: fails at 1 s", "e"))
-    assert (raised.value.failed, raised.value.silent, raised.value.detected) == (1.0, 3.0, 603.0)
+    assert (raised.value.failed, raised.value.first, raised.value.silent, raised.value.detected) == (1.0, 3.0, 3.0, 603.0)
+
+
+def test_the_first_rank_that_waits_for_a_failed_gpu_ends_the_job(toy_cluster, toy_prices) -> None:
+    """Rank 1 waits in its pair from 3 s on, rank 2 for rank 0 from 5 s on, and ranks 1 and 3 gather until 6 s."""
+    first, second = (Collective("all_gather", 2e9, axis, axis) for axis in ("tp", "dp"))
+    cohort = Cohort(
+        {}, [Op("compute", block(3.0)), Op("tp", first, (Ref(0, 0),)), Op("compute", block(2.0)), Op("dp", second, (Ref(0, 2),))]
+    )
+    given = read_effects("gpu 0: fails at 1 s", "e")
+    with pytest.raises(StepHangsError, match="the first rank waits for it from 3 s on, all do by 6 s") as raised:
+        run(program(cohort, tp=2, dp=2), toy_cluster(4).topology(), toy_prices(), effects=given)
+    assert raised.value.detected == 603.0
 
 
 def test_a_gpu_that_fails_after_the_step_does_no_harm(step) -> None:

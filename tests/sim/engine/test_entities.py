@@ -87,7 +87,7 @@ def test_a_host_that_is_held_up_launches_later() -> None:
 def test_a_host_without_its_core_does_nothing(begin: float, busy: float, end: float) -> None:
     """It is away from 1 s to 4 s, in two pauses that overlap, and from 10 s to 15 s."""
     host = Host([(10.0, 5.0), (1.0, 2.0), (2.0, 2.0)])
-    assert host.pauses == ((1.0, 3.0), (10.0, 5.0))
+    assert list(host.pauses) == [(1.0, 3.0), (10.0, 5.0)]
     assert host.through(begin, busy) == end
 
 
