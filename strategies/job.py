@@ -13,7 +13,7 @@ from strategies.data_parallel.hook import hook_of
 from strategies.layers.fine_tuning.adapted_matrices import adapter_parameters
 from strategies.layers.fine_tuning.parts import trained_parameters
 from strategies.models.model import Model
-from strategies.plan.allotment import dropped
+from strategies.plan.allotment import dropped, said_of_uneven
 from strategies.plan.packing import mean_length
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import STEPS, Resolved, Step, Target
@@ -202,6 +202,8 @@ class Job:
         dp = self.cluster.gpus // (plan.tp * plan.cp * plan.pp)
         if dp and (left := dropped(plan, dp)):
             yield f"uneven_batch=drop_last: {left:,} of {plan.global_batch:,} sequences of a step are not trained on"
+        if dp and (uneven := said_of_uneven(plan, dp)):
+            yield uneven
         if plan.pp == 1 and plan.schedule != Plan.model_fields["schedule"].default:
             yield f"schedule={plan.schedule} with pp=1: there is no pipeline; each rank runs its own passes in that order"
 

@@ -192,7 +192,7 @@ def _repeated(resolved: Resolved, played: Timeline, few: tuple[int, int]) -> Tim
 def may_settle(resolved: Resolved) -> bool:
     """Whether further microbatches may do what those before them do, and few enough need to be played to know."""
     schedule = schedules[resolved.schedule]
-    if schedule.microbatches or schedule.versions or resolved.local_steps > 1 or resolved.allotted:
+    if schedule.microbatches or schedule.versions or resolved.local_steps > 1 or resolved.dealt:
         return False
     return next(_counts(resolved))[0] <= _worthwhile(resolved)
 

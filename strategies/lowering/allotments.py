@@ -1,4 +1,4 @@
-"""One program of several: for dp ranks with different numbers of microbatches."""
+"""One program of several: for dp ranks with different numbers of microbatches, and for a last microbatch that is not full."""
 
 from __future__ import annotations
 
@@ -24,14 +24,36 @@ def merged(programs: Sequence[Program], allotted: Sequence[int], plan: Resolved)
     first = programs[0]
     across = [list(_collectives(program)) for program in programs]
     if any(other != across[0] for other in across) or any("dp" in cohort.at for cohort in first.cohorts):
-        counts = " and ".join(map(str, sorted(set(plan.allotted))))
+        counts = " and ".join(map(str, sorted(set(plan.sequences_per_replica or plan.allotted))))
+        what = "sequences" if plan.sequences_per_replica else "microbatches"
         hook = f"data_parallel={plan.data_parallel}" + (f", ep={plan.ep}" if plan.ep > 1 else "")
-        raise UserError(f"plan: dp ranks with {counts} microbatches: with {hook} they meet in each, and all need as many")
+        raise UserError(f"plan: dp ranks with {counts} {what}: with {hook} they meet in each, and all need as many")
     cohorts: list[Cohort] = []
     for number, program in enumerate(programs):
         behind = _Behind(len(cohorts))
         cohorts += [replace(cohort, ops=list(map(behind, cohort.ops)), allotment=number) for cohort in program.cohorts]
     return replace(first, cohorts=cohorts, allotments=tuple(np.array(allotted)[replicas(first.grid, first.cohorts[0])].tolist()))
+
+
+def with_last(program: Program, other: Program, last: int) -> Program:
+    """`program`, but the passes of microbatch number `last` are those of `other`, whose microbatches have another size.
+
+    Raises UserError when they are other ops.
+    """
+    cohorts: list[Cohort] = []
+    for mine, theirs in zip(program.cohorts, other.cohorts, strict=True):
+        if [_place(op) for op in mine.ops] != [_place(op) for op in theirs.ops]:
+            raise UserError(
+                "plan: uneven_batch=partial: a microbatch that is not full would be done in other pieces than a full one"
+            )
+        ops = [own if own.microbatch != last else shorter for own, shorter in zip(mine.ops, theirs.ops, strict=True)]
+        cohorts.append(replace(mine, ops=ops))
+    return replace(program, cohorts=cohorts)
+
+
+def _place(op: Op) -> tuple[object, ...]:
+    """An op without what it does and how much memory it takes."""
+    return op.stream, type(op.work), op.after, op.microbatch, op.chunk, op.held
 
 
 class _Behind:

@@ -10,7 +10,7 @@ from sim.program import Cohort, Collective, Memory, Op, Program
 from strategies.data_parallel.hook import hook_of
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
-from strategies.lowering.allotments import merged
+from strategies.lowering.allotments import merged, with_last
 from strategies.lowering.optimizer_step import states_beside
 from strategies.lowering.pipeline import Flow, Passes
 from strategies.lowering.stage import Stage, in_buckets
@@ -23,7 +23,7 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
     """The program of one training step, or of a step that has only so many of its microbatches, each as in the whole step: FLOPs
     and tokens are then of the whole step.
     """
-    if plan.allotted and microbatches is None:
+    if plan.dealt and microbatches is None:
         return _unevenly(model, plan)
     work = parts(model, plan)
     model_flops, hardware_flops = _flops(work, plan)
@@ -51,17 +51,25 @@ def given_of(model: Model, plan: Resolved) -> float:
 
 
 def _unevenly(model: Model, plan: Resolved) -> Program:
-    """The program of a step in which dp ranks have different numbers of microbatches."""
-    counts = sorted(set(plan.allotted))
-    programs = [lower(model, plan.with_microbatches(count)) for count in counts]
+    """The program of a step in which dp ranks have different numbers of microbatches, or last ones that are not full."""
+    kinds = sorted(set(plan.dealt))
+    programs = [_ending(model, plan.with_microbatches(count), last) for count, last in kinds]
     flops = _flops(parts(model, plan), plan)
     return replace(
-        merged(programs, [counts.index(count) for count in plan.allotted], plan),
+        merged(programs, [kinds.index(each) for each in plan.dealt], plan) if len(kinds) > 1 else programs[0],
         tokens=float(plan.global_batch * plan.sequence),
         model_flops=flops[0],
         hardware_flops=flops[1],
         masked_flops=_masked_flops(model, plan, flops[0]),
     )
+
+
+def _ending(model: Model, plan: Resolved, last: int) -> Program:
+    """The program of a step whose last microbatch has `last` sequences."""
+    shorter = lower(model, plan.with_fields(plan, {"microbatch": last}))
+    if plan.microbatches == 1 or last == plan.microbatch:
+        return shorter
+    return with_last(lower(model, plan), shorter, plan.microbatches - 1)
 
 
 class _Lowering:

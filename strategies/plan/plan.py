@@ -37,7 +37,7 @@ SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
 TensorOverlap = Literal["none", "weight_gradient", "pieces"]
 GradientSync = Literal["every", "last"]
-UnevenBatch = Literal["refuse", "drop_last", "join"]
+UnevenBatch = Literal["refuse", "drop_last", "join", "partial"]
 
 
 def _is_refused(value: object) -> bool:
@@ -99,7 +99,8 @@ class Plan(Degrees, Computing, FineTuning):
         exclude_if=_is_refused,
         description="a global_batch that dp·microbatch does not divide: refuse it; drop_last, the sequences that are left over"
         " are not trained on (PyTorch's DistributedSampler); join, the first dp ranks have a microbatch more than the others,"
-        " which only take part in the collectives then (DDP's Join)",
+        " which only take part in the collectives then (DDP's Join); partial, dp ranks have equally many sequences or one more, "
+        "and the last microbatch of each has what is left (DataLoader's drop_last=False)",
     )
     sequence: Tokens | None = Field(
         None,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from sim.grid import Grid
 from strategies.models.model import Model
-from strategies.plan.allotment import allotment
+from strategies.plan.allotment import allotment, sequences
 from strategies.plan.layer_placement import placement
 from strategies.plan.packing import busiest, mean_length
 from strategies.plan.plan import Plan
@@ -21,7 +21,7 @@ from strategies.plan.rules.degrees import divides, exchanges, synchronised
 from strategies.plan.rules.experts import experts
 from strategies.plan.rules.fine_tuning import fine_tunes
 from strategies.plan.rules.modules import traceable
-from strategies.plan.rules.schedules import asynchronous, blocks
+from strategies.plan.rules.schedules import asynchronous, blocks, partial
 from strategies.schedules import schedules
 from topologies.reading import UserError
 
@@ -40,6 +40,7 @@ class Resolved(Plan):
     chunks: int  # virtual stages of each pipeline rank
     layers: tuple[int, ...]  # per virtual stage
     allotted: tuple[int, ...] = ()  # microbatches of each dp rank where not all have as many; `microbatches` is the most
+    sequences_per_replica: tuple[int, ...] = ()  # of each dp rank in a step, where the last microbatch of some is not full
     inner: int = 1  # ZeRO++: dp ranks of a node, which gather or reduce among themselves; 1 without
 
     @classmethod
@@ -63,12 +64,21 @@ class Resolved(Plan):
     def with_microbatches(self, microbatches: int) -> Resolved:
         """The same plan with so many microbatches in a step."""
         batch = self.dp * self.microbatch * microbatches
-        return self.with_fields(self, {"microbatches": microbatches, "global_batch": batch, "allotted": ()})
+        return self.with_fields(self, {"microbatches": microbatches, "global_batch": batch} | ALL_ALIKE)
 
     @property
-    def passes(self) -> int:
-        """Microbatches of all dp ranks together in a step."""
+    def passes(self) -> float:
+        """Microbatches of all dp ranks together in a step; of one that is not full its part."""
+        if self.sequences_per_replica:
+            return sum(self.sequences_per_replica) / self.microbatch
         return sum(self.allotted) or self.microbatches * self.dp
+
+    @property
+    def dealt(self) -> tuple[tuple[int, int], ...]:
+        """Of each dp rank, its microbatches in a step and the sequences of the last one; () where all are alike and full."""
+        if not self.sequences_per_replica:
+            return tuple((count, self.microbatch) for count in self.allotted)
+        return tuple((-(-count // self.microbatch), (count - 1) % self.microbatch + 1) for count in self.sequences_per_replica)
 
     @classmethod
     def with_fields(cls, plan: Plan, fields: dict[str, Any]) -> Resolved:
@@ -159,6 +169,7 @@ class Resolved(Plan):
 
 
 FILLED = tuple(Resolved.__annotations__)
+ALL_ALIKE = {"allotted": (), "sequences_per_replica": ()}  # dp ranks with equally many microbatches, all of them full
 
 
 @lru_cache(maxsize=16384)
@@ -258,6 +269,7 @@ STEPS: tuple[Step, ...] = (
     Step("dp", lambda plan, filled, to: _data_parallel(plan, to.gpus, to.where)),
     Step("sequence", lambda plan, filled, to: plan.sequence_of(to.model)),
     Step("dealt", lambda plan, filled, to: allotment(plan, filled["dp"], to.where)),
+    Step("sequences_per_replica", lambda plan, filled, to: sequences(plan, filled["dp"])),
     Step("microbatches", lambda plan, filled, to: _playable(max(filled["dealt"]), plan, to.where)),
     _rule(lambda plan, filled, to: traceable(plan, to.model, filled["sequence"])),
     _rule(lambda plan, filled, to: divides(to.model, plan, filled["sequence"])),
@@ -268,6 +280,7 @@ STEPS: tuple[Step, ...] = (
     _rule(lambda plan, filled, to: belongs(plan, to.model)),
     _rule(lambda plan, filled, to: computes(plan, to.model)),
     _rule(lambda plan, filled, to: chain(*(blocks(plan, count, filled["chunks"]) for count in sorted(set(filled["dealt"]))))),
+    _rule(lambda plan, filled, to: partial(plan, filled["sequences_per_replica"], filled["microbatches"], filled["chunks"])),
     _rule(lambda plan, filled, to: experts(to.model, plan, filled["dp"])),
     Step("local_steps", lambda plan, filled, to: _local_steps(plan, filled["microbatches"], to.where)),
     Step("layers", lambda plan, filled, to: placement(plan, _stages(plan, filled["chunks"]), to.model, to.where)),
@@ -275,7 +288,10 @@ STEPS: tuple[Step, ...] = (
     _rule(lambda plan, filled, to: synchronised(plan, filled["dp"])),
     _rule(lambda plan, filled, to: quantises(plan, filled["dp"], to.per_node)),
     _rule(lambda plan, filled, to: fine_tunes(plan, to.model, filled["layers"])),
-    Step("global_batch", lambda plan, filled, to: _sequences(plan, filled["dealt"], filled["dp"])),
+    Step(
+        "global_batch",
+        lambda plan, filled, to: sum(filled["sequences_per_replica"]) or _sequences(plan, filled["dealt"], filled["dp"]),
+    ),
     Step("allotted", lambda plan, filled, to: filled["dealt"] if len(set(filled["dealt"])) > 1 else ()),
     Step("inner", lambda plan, filled, to: neighbours(plan, filled["dp"], to.per_node)),
 )

@@ -66,12 +66,12 @@ def paces(job: Job, timeline: Timeline) -> list[float]:
 
 def allotted(job: Job, timeline: Timeline, play: Callable[[Job], Timeline]) -> tuple[Job, Timeline] | None:
     """The job with as many microbatches for each dp rank as make the step shortest, of a few that are played, and that step; None
-    where none is shorter than `timeline`, or dp ranks must have equally many.
+    where none is shorter than `timeline`, dp ranks must have equally many, or the last of some is not full.
 
     A replica of whose microbatches each takes t has its share of the batch in the ratio of 1 / t.
     """
     plan = job.resolve()
-    if plan.dp == 1 or len(timeline.op_costs.prices.members) == 1:
+    if plan.dp == 1 or plan.sequences_per_replica or len(timeline.op_costs.prices.members) == 1:
         return None
     counts = list(plan.allotted or (plan.microbatches,) * plan.dp)
     best, shortest, tried = None, timeline.step, {tuple(counts)}

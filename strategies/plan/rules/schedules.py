@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from strategies.models.model import Model
@@ -24,6 +24,20 @@ def asynchronous(plan: Plan, model: Model, microbatches: int) -> Iterator[str]:
     if microbatches < plan.pp:
         why = "the steady state repeats, and two versions suffice, from then on"
         yield f"{said}: needs at least pp={plan.pp} microbatches in a step, and has {microbatches}; {why}"
+
+
+def partial(plan: Plan, sequences: Sequence[int], microbatches: int, chunks: int) -> Iterator[str]:
+    """What needs microbatches that are all of one size. sequences: of each dp rank; none where they are."""
+    if not sequences:
+        return
+    order = actions(plan.schedule, 0, plan.pp, microbatches, chunks)
+    unknown = {
+        f"schedule={plan.schedule}, whose steps follow each other without a flush": schedules[plan.schedule].versions is not None,
+        f"schedule={plan.schedule}, in which kernels of two microbatches take turns": any(action.beside for action in order),
+        f"data_parallel={plan.data_parallel}, which splits them among GPUs": plan.data_parallel == "dataparallel",
+        "packing": plan.packing is not None,
+    }
+    yield from (f"uneven_batch=partial is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:

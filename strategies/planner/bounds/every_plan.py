@@ -79,8 +79,8 @@ def least(job: Job, prices: Prices) -> tuple[float, float]:
 
 
 def bounded(plan: Resolved) -> bool:
-    """Whether its schedule makes its program."""
-    return hook_of(plan.data_parallel).program is Hook.program
+    """Whether its schedule makes its program, of microbatches that are all full."""
+    return hook_of(plan.data_parallel).program is Hook.program and not plan.sequences_per_replica
 
 
 def _groups(keys: Ids) -> Iterator[tuple[int, Ids]]:

@@ -47,7 +47,7 @@ def deviation_of(job: Job, plan: Resolved, prices: Prices) -> float:
     whole, and the step is replayed; else 0.
     """
     schedule, deviations = schedules[plan.schedule], variability_of(job, prices)
-    odd = job.effects or plan.allotted or schedule.versions or schedule.copies > 1
+    odd = job.effects or plan.dealt or schedule.versions or schedule.copies > 1
     return 0.0 if odd or len(deviations) > 1 or priced_on(job.cluster, plan)[1] else deviations[0]
 
 

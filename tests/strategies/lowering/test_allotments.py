@@ -10,6 +10,7 @@ import pytest
 
 from shardyard import UserError, read_job, simulate, summarise
 from sim.analysis.breakdown import breakdowns
+from sim.replay.step import StepReplay
 from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.predict import predict
@@ -94,6 +95,72 @@ def test_drop_last_leaves_sequences_out_and_says_so(job) -> None:
     assert "uneven_batch=drop_last: 2 of 14 sequences of a step are not trained on" in fewer.notes
 
 
+def passes(timeline: Timeline, lane: int, microbatch: int) -> list[float]:
+    """Seconds of the blocks of a microbatch."""
+    ops = [number for number, op in timeline.ops(lane) if op.stream == "compute" and op.microbatch == microbatch]
+    return [timeline.end[number] - timeline.start[number] for number in ops]
+
+
+def test_a_last_microbatch_that_is_not_full(job) -> None:
+    """11 sequences are microbatches of 4, 4 and 3, each as long as among its like; tokens and FLOPs are of 11."""
+    partial = simulate(job(nodes=1, tp=4, microbatch=4, global_batch=11, uneven_batch="partial"))
+    full, short = (simulate(job(nodes=1, tp=4, microbatch=size, accumulation=3)) for size in (4, 3))
+    assert [passes(partial, 0, each) for each in (0, 1)] == [passes(full, 0, each) for each in (0, 1)]
+    assert passes(partial, 0, 2) == passes(short, 0, 2) != passes(full, 0, 2)
+    assert full.step - partial.step == pytest.approx(sum(passes(full, 0, 2)) - sum(passes(short, 0, 2)), rel=1e-9)
+    assert partial.program.tokens == 11 * 512
+    assert partial.program.model_flops == pytest.approx(11 / 12 * full.program.model_flops, rel=1e-12)
+    assert summarise(partial).memory == summarise(full).memory
+
+
+PARTIAL: list[dict[str, Any]] = [
+    {},
+    {"tp": 2, "pp": 2},
+    {"pp": 4, "schedule": "gpipe"},
+    {"pp": 4, "schedule": "zb-h1"},
+    {"pp": 2, "schedule": "interleaved", "chunks": 2},
+    {"data_parallel": "zero3", "kernels": "torch"},
+    {"data_parallel": "zero3"},
+    {"data_parallel": "zero2", "tp": 2},
+    {"cp": 2, "data_parallel": "ddp"},
+]
+
+
+@pytest.mark.parametrize("plan", PARTIAL, ids=str)
+def test_dp_ranks_have_equally_many_sequences_or_one_more(job, plan: dict[str, Any]) -> None:
+    """The step is that of the ranks that have more; the others compute as among ranks that have as many as they."""
+    resolved = job(**plan, microbatch=4, accumulation=1).resolve()
+    dp, pp = resolved.dp, resolved.pp
+    sizes = 4 * pp + 3 if pp > 1 else 11, 4 * pp + 2 if pp > 1 else 10
+    batches = dp * sizes[0], dp * sizes[0] - dp // 2, dp * sizes[1]
+    many, both, few = (simulate(job(**plan, microbatch=4, global_batch=size, uneven_batch="partial")) for size in batches)
+    assert both.step == pytest.approx(many.step, rel=1e-12)
+    assert len(both.lanes) == 2 * len(many.lanes)
+    for each in (many, few):  # until gradients are on the links; blocks may be cut where dp ranks differ
+        starts = [
+            each.start[at] for lane in range(len(each.lanes)) for at, op in each.ops(lane) if op.stream in ("dp", "replica")
+        ]
+        for lane in range(len(each.lanes)):
+            ends = compute_ends(each, lane, min(starts))
+            found = [compute_ends(both, other) for other in range(len(both.lanes))]
+            assert any(all(min(abs(end - mine) for mine in other) < 1e-6 for end in ends) for other in found)
+    for parts in breakdowns(both):
+        assert sum(parts.values()) == both.step
+    assert simulate(job(**plan, microbatch=4, global_batch=batches[1], uneven_batch="partial"), fold=False).step == both.step
+    assert StepReplay(both).times().steps == pytest.approx(both.step, rel=1e-12)
+
+
+def test_fewer_sequences_than_a_microbatch_each(job) -> None:
+    """10 among 4 ranks are 3, 3, 2 and 2."""
+    few = job(nodes=1, microbatch=4, global_batch=10, uneven_batch="partial")
+    assert few.resolve().dealt == ((1, 3), (1, 3), (1, 2), (1, 2))
+    assert simulate(few).step == simulate(job(nodes=1, microbatch=3, accumulation=1)).step
+    said = "2 of 4 dp ranks have 3 sequences in a step, the others 2; the last microbatch of 4 is not full"
+    assert f"uneven_batch=partial: {said}" in few.notes
+    whole = job(nodes=1, microbatch=4, global_batch=32, uneven_batch="partial")
+    assert (whole.resolve().dealt, simulate(whole).end) == ((), simulate(job(nodes=1, microbatch=4, accumulation=2)).end)
+
+
 def test_faster_gpus_that_take_more_shorten_the_step() -> None:
     """Both replicas are busy for as long when microbatches are in the ratio of speeds: 4 · 2 t = 8 · t, in place of 6 · 2 t."""
     gpu = {"sms": 1, "memory": "1 TB", "peak": {"bf16": "1 TFLOP/s"}, "memory_bandwidth": "1 TB/s"}
@@ -127,6 +194,19 @@ def test_faster_gpus_that_take_more_shorten_the_step() -> None:
         (
             {"tp": 4, "global_batch": 7, "microbatch": 2, "uneven_batch": "join"},
             "global_batch=7 is not a multiple of microbatch=2",
+        ),
+        ({"global_batch": 3, "uneven_batch": "partial"}, "global_batch=3 is not a multiple of dp·microbatch = 8·1; 8 is"),
+        (
+            {"microbatch": 2, "global_batch": 23, "accumulation": 2, "uneven_batch": "partial"},
+            "uneven_batch=partial and accumulation=2 both say how many microbatches",
+        ),
+        (
+            {"microbatch": 2, "global_batch": 23, "uneven_batch": "partial", "pp": 8, "schedule": "dualpipe-v"},
+            "uneven_batch=partial is not simulated with schedule=dualpipe-v, in which kernels of two microbatches take turns",
+        ),
+        (
+            {"microbatch": 2, "global_batch": 23, "uneven_batch": "partial", "schedule": "pipedream", "data_parallel": "ddp"},
+            "uneven_batch=partial is not simulated with schedule=pipedream",
         ),
     ],
 )
