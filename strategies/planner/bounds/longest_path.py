@@ -1,9 +1,9 @@
 """The tightest bounds on one plan: the longest path through its program, and what the program holds (`held`).
 
 Every op takes at least as long as with nothing in its way, and starts when its stream and all that it waits for are done. Blocks
-cost what `strategies.planner.bounds.layer_cost_table` says; collectives among dp ranks their price on two pipeline ranks, and
-nothing on others; sends between nodes their bytes over one rank's NICs. Where ranks of a stage differ, the path is that of ranks
-one of each stage, those that communicate longest.
+cost what `strategies.planner.bounds.layer_cost_table` says; collectives among dp ranks their price; sends between nodes their
+bytes over one rank's NICs. Where ranks of a stage differ, the path is that of ranks one of each stage, those that communicate
+longest.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from strategies.planner.bounds.expected_times import Growth, deviation_of, slowe
 from strategies.planner.bounds.layer_cost_table import Floats, inside
 from strategies.planner.bounds.memory_bound import least_memory
 from strategies.planner.bounds.network_bound import sending
-from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike
+from strategies.planner.bounds.symmetric_groups import OfOne, alike, stages_alike, stages_like
 from strategies.predict import may_settle, program_of
 from topologies.links.topology import Values
 
@@ -91,14 +91,16 @@ def _together(job: Job, plan: Resolved) -> bool:
 def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
     """By stage, where one sibling group, and one stage, stands for all."""
     topology, local = job.cluster.topology(), _local(job, plan, program, prices)
-    result: Seconds = {block: local.block(block, 0).busy for block in _blocks(program)}
-    for number in _talking(program):
-        cohort = program.cohorts[number]
-        own = list(_own(program, number))
-        exchange = Cohort(cohort.at, [Op("", work) for work in own])
-        talk = OpCosts(Program(plan.grid, [exchange]), topology, prices)
-        result |= {work: talk.collective(work, 0).alone for work in own}
-    return [result | _sent(job, program, number, 0, prices) for number in range(len(program.cohorts))]
+    blocks: Seconds = {block: local.block(block, 0).busy for block in _blocks(program)}
+    like = stages_like(job.cluster, plan.grid)
+    every = [list(_own(program, number)) for number in range(len(program.cohorts))]
+    talk: dict[int, Seconds] = {}  # by the stages that others are like
+    for first in dict.fromkeys(like):
+        works = dict.fromkeys(chain.from_iterable(own for own, other in zip(every, like, strict=True) if other == first))
+        exchange = Cohort(program.cohorts[first].at, [Op("", work) for work in works])
+        pricing = OpCosts(Program(plan.grid, [exchange]), topology, prices)
+        talk[first] = {work: pricing.collective(work, 0).alone for work in works}
+    return [blocks | talk[first] | _sent(job, program, number, 0, prices) for number, first in enumerate(like)]
 
 
 def _blocks(program: Program) -> dict[Block, Op]:
@@ -122,8 +124,7 @@ def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
     for number, cohort in enumerate(program.cohorts):
         blocks = dict.fromkeys(op.work for op in cohort.ops if isinstance(op.work, Block))
         times: Seconds = {block: every.block(block, number).busy for block in blocks}
-        if number in _talking(program):
-            times |= {work: every.collective(work, number).alone for work in _own(program, number)}
+        times |= {work: every.collective(work, number).alone for work in _own(program, number)}
         result.append(times | _sent(job, program, number, max(every.index, 0), prices))
     return result
 
@@ -152,17 +153,8 @@ def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -
     }
 
 
-def _talking(program: Program) -> set[int]:
-    """The first pipeline rank, and the one whose ranks exchange most: what they exchange is priced."""
-    sizes = [
-        sum(op.work.bytes * op.work.repeat for op in cohort.ops if isinstance(op.work, Collective) and not op.work.cohorts)
-        for cohort in program.cohorts
-    ]
-    return {0, sizes.index(max(sizes))}
-
-
 def _own(program: Program, number: int) -> Iterator[Collective | Send]:
-    """What is between the ranks of one stage; on the first, and of each with its host."""
+    """What is between the ranks of one stage; on the first, also of each with its host."""
     for work in dict.fromkeys(op.work for op in program.cohorts[number].ops):
         if (isinstance(work, Collective) and not work.cohorts) or (isinstance(work, Send) and work.route and not number):
             yield work

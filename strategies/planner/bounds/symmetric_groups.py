@@ -110,7 +110,7 @@ class Soonest(OpCosts):
     """
 
     def __init__(self, job: Job, grid: Grid, ops: list[Op], prices: Prices) -> None:
-        stages = [Cohort({"pp": stage}, [] if stage else ops) for stage in _different(job.cluster, grid)]
+        stages = [Cohort({"pp": stage}, [] if stage else ops) for stage in sorted(set(stages_like(job.cluster, grid)))]
         super().__init__(Program(grid, stages), job.cluster.topology(), prices)
         self._soonest: dict[Collective | Send, TransferCost] = {}
 
@@ -125,16 +125,18 @@ class Soonest(OpCosts):
         return cost
 
 
-def _different(cluster: Cluster, grid: Grid) -> list[int]:
-    """The stages that begin at different places of nodes and of what is above them, 0 among them."""
+@lru_cache(maxsize=4096)
+def stages_like(cluster: Cluster, grid: Grid) -> tuple[int, ...]:
+    """Of each stage, the first that begins at the same place of nodes and of what is above them: one is a copy of the other."""
     first = [int(grid.groups((), {"pp": stage}).min()) for stage in range(grid.degree("pp"))]
     periods = cluster.fabric.periods
     if periods is None:
-        return list(range(len(first)))
+        return tuple(range(len(first)))
     period = cluster.node.gpus
     for nodes in periods:
         period = period * nodes * cluster.node.gpus // gcd(period, nodes * cluster.node.gpus)
-    return [stage for stage, rank in enumerate(first) if rank % period not in [other % period for other in first[:stage]]]
+    places = [rank % period for rank in first]
+    return tuple(places.index(place) for place in places)
 
 
 class OfOne(OpCosts):

@@ -15,7 +15,7 @@ from sim.pricing.op_costs import OpCosts
 from sim.program import Cohort, Collective, Op, Program
 from strategies.job import Job
 from strategies.planner.bounds.longest_path import longest_path
-from strategies.planner.bounds.symmetric_groups import OfOne, _different, _fits, alike, stages_alike
+from strategies.planner.bounds.symmetric_groups import OfOne, _fits, alike, stages_alike, stages_like
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
@@ -201,12 +201,13 @@ def test_groups_that_no_switch_cuts_are_alike_though_the_last_switch_is_not_full
 def test_stages_that_begin_at_different_places() -> None:
     """Stages of one node below leaves of three, or of two; of half a node; all of them where no period is known."""
     nodes, half = Grid.of(tp=8, pp=6), Grid.of(tp=4, pp=4)
-    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE}), nodes) == [0, 1, 2]
-    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), nodes) == [0, 1]
-    assert _different(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2, "pod_nodes": 4}}), nodes) == [0, 1, 2, 3]
-    assert _different(cluster("pcie-l40s", 2), half) == [0, 1]  # nodes are alike, halves of one are not
+    assert stages_like(cluster("dgx-h100", 6, **{"fabric": TREE}), nodes) == (0, 1, 2, 0, 1, 2)
+    assert stages_like(cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2}}), nodes) == (0, 1, 0, 1, 0, 1)
+    pods = cluster("dgx-h100", 6, **{"fabric": TREE | {"leaf_nodes": 2, "pod_nodes": 4}})
+    assert stages_like(pods, nodes) == (0, 1, 2, 3, 0, 1)
+    assert stages_like(cluster("pcie-l40s", 2), half) == (0, 1, 0, 1)  # nodes are alike, halves of one are not
     ring = {"kind": "torus", "dims": [6], "link": "25 GB/s"}
-    assert _different(cluster("pcie-l40s", 6, **{"fabric": ring}), nodes) == list(range(6))
+    assert stages_like(cluster("pcie-l40s", 6, **{"fabric": ring}), nodes) == tuple(range(6))
     assert not stages_alike(cluster("pcie-l40s", 6, **{"fabric": ring}), Grid.of(tp=16, pp=3), Grid.of(tp=16))
 
 
