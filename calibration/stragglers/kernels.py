@@ -104,7 +104,8 @@ def _missing(traces: Sequence[RankTrace]) -> Iterator[str]:
     if count > 0 and len(traces) > 1:
         first = islice((rank for rank in range(world) if rank not in there), SHOWN)
         ranks = ", ".join(map(str, first)) + (", …" if count > SHOWN else "")
-        yield f"of {world:,} ranks {count:,} have no trace here ({ranks}): waiting for them counts as transfer"
+        have = "has" if count == 1 else "have"
+        yield f"of {world:,} ranks {count:,} {have} no trace here ({ranks}): waiting for them counts as transfer"
 
 
 def _worker(parts: Parts, rank: int, rows: Booleans) -> Worker:

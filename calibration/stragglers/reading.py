@@ -19,6 +19,8 @@ def analysed(paths: Sequence[Path], source: str) -> Analysis:
     files = kineto_files(tuple(paths))
     for file in files:
         if file.suffix not in (".json", ".gz"):
+            if not file.exists():
+                raise UserError(f"{file}: cannot be read: No such file or directory")
             rule = "must end in .parquet or .csv (a row per op), or .json or .json.gz (PyTorch's profiler)"
             raise UserError(f"{file}: is no trace: {rule}")
     return analyse_kernels(read_ranks(files), source)

@@ -186,6 +186,12 @@ def during(value: float, usual: float, start: float, end: float | None) -> Steps
         yield end, usual
 
 
+def check_end(start: float, end: float | None) -> None:
+    """Raise ValueError when something ends before it begins."""
+    if end is not None and end <= start:
+        raise ValueError(f"to={end:g} s: must be later than from={start:g} s")
+
+
 def check_period(seconds: float | None, every: float | None) -> None:
     """Raise ValueError when what lasts so long cannot happen so often."""
     if every is not None and (every < SHORTEST or every <= (seconds or 0.0)):

@@ -6,11 +6,11 @@ Kernels that arithmetic bounds take longer; memory has a clock of its own, and l
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sim.engine.effects import Effect, Steps, Time, during, effects
+from sim.engine.effects import Effect, Steps, Time, check_end, during, effects
 
 
 @effects("clock")
@@ -22,6 +22,11 @@ class Clock(Effect):
     clock: float = Field(ge=0.1, le=1)  # part of the usual clock
     start: Time = Field(0.0, alias="from")  # when it begins
     end: Time | None = Field(None, alias="to")  # absent: never
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        check_end(self.start, self.end)
+        return self
 
     def clocks(self) -> Steps:
         """One part, from `start` to `end`."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
@@ -25,8 +27,17 @@ class LinkEffect(Effect):
         names = _names(topology)
         chosen = tuple(link for link, name in enumerate(names) if name == self.target or name.startswith(f"{self.target} "))
         if not chosen:
-            raise UserError(f"effect '{self}': no link is called '{self.target}'{nearest(self.target, names[:MANY])}")
+            raise UserError(f"effect '{self}': no link is called '{self.target}'{_hint(self.target, names[:MANY])}")
         return chosen
+
+
+def _hint(target: str, names: Sequence[str]) -> str:
+    """The name that is nearest to a wrong one, or one of each kind of link."""
+    near = nearest(target, names)
+    if not near.startswith("; known"):
+        return near
+    kinds = {re.sub(r"\d+", "#", name): name for name in reversed(names)}
+    return f"; known are {', '.join(sorted(kinds.values()))}, and so on (`shardyard topology` has all)"
 
 
 @lru_cache(maxsize=8)

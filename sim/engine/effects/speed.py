@@ -7,11 +7,11 @@ take 1.5 times as long as the median (Sinha et al. 2022, "Not All GPUs Are Creat
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from sim.engine.effects import Effect, Steps, Time, during, effects
+from sim.engine.effects import Effect, Steps, Time, check_end, during, effects
 
 
 @effects("speed")
@@ -23,6 +23,11 @@ class Speed(Effect):
     speed: float = Field(gt=0.001, le=1)  # part of the usual speed
     start: Time = Field(0.0, alias="from")  # when it begins
     end: Time | None = Field(None, alias="to")  # absent: never
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        check_end(self.start, self.end)
+        return self
 
     def kernels(self) -> Steps:
         """One factor, from `start` to `end`."""
