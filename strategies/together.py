@@ -65,7 +65,7 @@ def together(
     if len(jobs) < 2:
         raise UserError("together: needs at least two jobs")
     if on and len(on) != len(jobs):
-        raise UserError(f"together: {len(on)} placements of {len(jobs)} jobs: give one for each, or none")
+        raise UserError(f"together: --on is given {len(on)} times for {len(jobs)} jobs: give it once for each, or never")
     whole = cluster or shared_cluster(jobs)
     where = list(on) or _behind_each_other(jobs, whole)
     topology = whole.topology()

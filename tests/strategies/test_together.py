@@ -113,7 +113,7 @@ def test_a_quiet_neighbour_does_less_than_a_loud_one() -> None:
     ("jobs", "on", "message"),
     [
         (1, (), "needs at least two jobs"),
-        (2, ("nodes 0-3",), "1 placements of 2 jobs"),
+        (2, ("nodes 0-3",), "--on is given 1 times for 2 jobs"),
         (2, ("nodes 0-3", "nodes 3-6"), "GPU 24 belongs to small and to small"),
         (2, ("nodes 0-3", "nodes 4-6"), "--on 'nodes 4-6': 24 GPUs, and small is for 32"),
         (2, ("nodes 0-3", "nodes 4-9"), "--on 'nodes 4-9': node 9: they are numbered 0 to 7"),
