@@ -60,6 +60,8 @@ class Kernel:
     ordered: bool = False  # of attention_backward: query gradients are added up in a fixed order
     kept: float = 0.0  # of a weight's gradient in the second half of a split backward pass: bytes of its output's, kept till then
     calls: str = ""  # what the host does around its launch besides: a name in op_costs.py:CALLS or a profile's `wrapping`
+    launches: int = 1  # how many launches it is: products of several experts, each by itself from one call of compiled code
+    waits: bool = False  # the host waits for its end before it launches what follows (a copy of counts to the host)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

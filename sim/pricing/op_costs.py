@@ -197,17 +197,19 @@ class OpCosts(CollectiveCosts):
 
     def wrapping(self, item: Item | Send, prices: Prices | None = None) -> float:
         """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
-        and to a list a view and a copy per piece. To that of a weight's gradient by itself a call of autograd; and what a
-        framework's modules, or its pipeline, do around a kernel (`CALLS`, or measured).
+        and to a list a view and a copy per piece. To that of a weight's gradient by itself a call of autograd; the further
+        launches of a call that has several; and what a framework's modules, or its pipeline, do around a kernel (`CALLS`, or
+        measured).
         """
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel):
             waits = self._others(work, profile)
-            if not (work.kept or work.calls or waits):
+            if not (work.kept or work.calls or waits or work.launches > 1):
                 return 0.0
             split, called = (profile.wrapping.get(name) for name in (SPLIT, work.calls))
             more = split.seconds(work.kept) if split and work.kept else 0.0
+            more += (work.launches - 1) * profile.launch
             return on_grid(more + (called.fixed if called else CALLS.get(work.calls, 0.0)) * self.program.threads + waits)
         if not isinstance(work, Collective):
             return 0.0

@@ -29,6 +29,18 @@ class Alignment(NamedTuple):
     shared_apart: bool = False
 
 
+class Routing(NamedTuple):
+    """Kernels of few bytes that the host launches one by one around the experts' work, besides the softmax of scores and what
+    copies tokens. scores: over tokens and experts, to choose and to balance; counts: over experts, and copies of counts to the
+    host; places: to find the order of copies; backward: gradients of scores.
+    """
+
+    scores: int = 0
+    counts: int = 0
+    places: int = 0
+    backward: int = 0
+
+
 class KernelSet:
     """Kernels of a framework between matrix products, what autograd keeps for them, and the framework's defaults.
 
@@ -58,6 +70,9 @@ class KernelSet:
     deterministic: ClassVar[bool] = False  # plan.deterministic is simulated
     sequences_first: ClassVar[bool] = False  # tensors have tokens first: FlashAttention-2's inputs and results are copied
     weighs_before_combining: ClassVar[bool] = False  # results of experts are weighted inside their products
+    routing: ClassVar[Routing] = Routing()
+    experts_apart: ClassVar[bool] = False  # products of experts, and their casts, are launched one by one from one call
+    sorts_copies: ClassVar[bool] = False  # copies of tokens that have come are copied again in the order of experts
     early_cublas: ClassVar[bool] = False  # cuBLAS before CUDA 11.7
     adds_qkv_bias: ClassVar[bool] = False  # the bias of queries, keys and values is added by a kernel of its own
     scales_score_gradients: ClassVar[bool] = False  # gradients of scaled scores are scaled by kernels of their own
@@ -113,6 +128,12 @@ class KernelSet:
         """
         first = width + FLOAT * (width != FLOAT)
         return Ways(reduce(first, 2 * FLOAT, 2 * FLOAT), stream(FLOAT + width))
+
+    def waits_for_counts(self, exchanged: bool) -> bool:
+        """Whether the host waits in every mixture of experts for how many tokens each expert has. exchanged: the experts are on
+        several ranks.
+        """
+        return False
 
     def bucket(self, overlap: bool, first: bool, dp: int) -> float | None:
         """Parameters whose gradients are reduced at once, unless the plan says; None: as PyTorch's DDP. first: the first chunk of

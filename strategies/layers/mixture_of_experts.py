@@ -42,7 +42,7 @@ from sim.program import Collective, Kernel
 from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.fp8 import Fp8Products
 from strategies.layers.operators import Operator, activation, column_linear, pointwise, replicated_linear, row_linear
-from strategies.layers.rank_shapes import RankShapes
+from strategies.layers.rank_shapes import FLOAT, RankShapes
 from strategies.layers.tensor_overlap import Items, pipelined
 from strategies.models.parts import Experts
 from strategies.plan.options import FP8_WIDTH
@@ -64,6 +64,7 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
     routed = [
         _part(router, "router scores"),
         _part(pointwise(rank, "router softmax", scores, scores, saved="router scores")),
+        _part(_routing(rank, scores)),
         _part(_dispatch(rank, rows), "expert up input"),
         _part(_experts(rank, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
         _part(_activation(rank, elements), "expert down input", of="moe_act"),
@@ -71,6 +72,19 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
         _part(_combine(rank, rows)),
     ]
     return [*routed, *_shared(rank, moe), _part(_sums(rank, branches=2 + bool(moe.shared)))]
+
+
+def _routing(rank: RankShapes, scores: int) -> Operator:
+    """Choice of experts, balance and counts, kernel by kernel. The last one copies counts to the host, which waits for them unless
+    every expert is padded to its capacity.
+    """
+    routing, plan = rank.kernels.routing, rank.resolved
+    waits = rank.kernels.waits_for_counts(plan.ep > 1) and not plan.pad_to_capacity
+    over = rank.memory("routing", "forward", FLOAT * scores)
+    few, back = rank.memory("routing", "forward", 0.0), rank.memory("routing", "backward", FLOAT * scores)
+    forward = (over,) * routing.scores + (few,) * max(routing.counts - 1, 0)
+    last = (replace(few, waits=waits),) if waits or routing.counts else ()
+    return Operator(forward=(*forward, *last), input_gradient=(back,) * routing.backward)
 
 
 def _activation(rank: RankShapes, elements: int) -> Operator:
@@ -151,14 +165,15 @@ def _swapped(rank: RankShapes, rows: Rows, label: str, width: int) -> Items:
 
 def _dispatch(rank: RankShapes, rows: Rows) -> Operator:
     """Copy each token for each of its experts; backward, add the gradients of the copies."""
-    hidden, copies = rank.model.hidden, rank.local_tokens + rows.own
+    hidden, copies, sent = rank.model.hidden, rank.local_tokens + rows.own, _sent_width(rank)
     there, back = _moved(rank, rows, "dispatch")
     cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
     in_order, unordered = _sorted(rank, rows)
     added = copies + 2 * rows.own * rank.eager  # to zeros, one after the other
+    places = (rank.memory("routing", "forward", PLACES * rows.own),) * rank.kernels.routing.places
     return Operator(
-        forward=(*cast, rank.memory("dispatch", "forward", _sent_width(rank) * hidden * copies), *there, *in_order),
+        forward=(*cast, *places, rank.memory("dispatch", "forward", sent * hidden * copies), *there, *in_order),
         input_gradient=(*unordered, *back, rank.memory("dispatch", "backward", rank.element * hidden * added), *reduce),
         saved={"places of copies": PLACES * rows.own} if rank.eager else {},
         temporary=rank.element * hidden * (rows.own + rows.held),
@@ -192,8 +207,13 @@ def _combine(rank: RankShapes, rows: Rows) -> Operator:
 
 
 def _sorted(rank: RankShapes, rows: Rows) -> tuple[Items, Items]:
-    """PyTorch's copies of what has come, rank by rank, in the order of experts, and back, where a rank has several."""
-    if not rank.eager or rank.resolved.ep == 1 or rows.experts == 1:
+    """Copies of what has come, rank by rank, in the order of experts, and back, where a rank has several; Megatron-LM's also where
+    all come from one rank (dispatch_postprocess in megatron/core/transformer/moe/token_dispatcher.py). DeepEP's kernels put copies
+    there themselves.
+    """
+    plan, kernels = rank.resolved, rank.kernels
+    sorts = rank.eager or (kernels.sorts_copies and plan.token_dispatcher == "alltoall")
+    if not sorts or rows.experts == 1 or (plan.ep == 1 and not kernels.experts_apart):
         return (), ()
     moved = 2 * rank.element * rank.model.hidden * rows.held
     return (rank.memory("expert order", "forward", moved),), (rank.memory("expert order", "backward", moved),)
@@ -205,23 +225,25 @@ def _early(rank: RankShapes) -> bool:
 
 
 def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int, columns: bool) -> Operator:
-    """A matrix of every expert on this rank, cut by columns or rows: one batched product."""
+    """A matrix of every expert on this rank, cut by columns or rows: products that take as long as one batched product."""
     bias, tp = rank.model.mlp_bias, rows.tp
     k, n = (inputs, outputs // tp) if columns else (inputs // tp, outputs)
     fp8 = Fp8Products(rank, label, n, k, rank.kernels.fp8_experts, rows.experts)
     product, *adding = rank.weight_gemm(f"{label} weight", n, k, rows.each, rows.busy, fp8.dtype)
     sums = (rank.reduction(f"{label} bias", "backward", rank.element * rows.held * n),) if bias else ()
     parameters, replicated = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole_experts)
+    forward = (
+        *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
+        exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
+    )
+    input_gradient = (
+        *fp8.gradient(rows.held * n, arrived=not columns and _early(rank)),
+        exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
+    )
     return Operator(
-        forward=(
-            *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
-            exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
-        ),
-        input_gradient=(
-            *fp8.gradient(rows.held * n, arrived=not columns and _early(rank)),
-            exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
-        ),
-        weight_gradient=(*fp8.again(rows.held * k), exact(product, rows), *adding, *sums),
+        forward=_apart(rank, rows, forward),
+        input_gradient=_apart(rank, rows, input_gradient),
+        weight_gradient=(*_apart(rank, rows, (*fp8.again(rows.held * k), exact(product, rows), *adding)), *sums),
         saved={f"{label} input": fp8.kept * rows.held * k},
         for_weights=(f"{label} input",),
         temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
@@ -230,6 +252,22 @@ def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int
         experts=parameters if rank.resolved.ep_of_dp > 1 else 0,
         fp8_parameters=fp8.elements,
         flops=2.0 * rank.tokens * rows.moe.chosen * inputs * outputs,
+    )
+
+
+def _apart(rank: RankShapes, rows: Rows, items: Items) -> Items:
+    """Work on every expert, with a launch for each of them where the framework has no kernel for all. Casts of delayed scaling have
+    one; weights are cast in the first microbatch only, which is left out.
+    """
+    fp8 = rank.resolved.fp8
+    kinds = ("gemm",) if fp8 is not None and fp8.scaling == "delayed" else ("gemm", "memory", "reduction")
+    if not rank.kernels.experts_apart:
+        return items
+    return tuple(
+        replace(item, launches=rows.experts)
+        if isinstance(item, Kernel) and item.kind in kinds and not item.label.endswith("weight in fp8")
+        else item
+        for item in items
     )
 
 

@@ -6,10 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby, zip_longest
+from itertools import groupby, pairwise, zip_longest
 from typing import NamedTuple
 
-from sim.program import Block, Item, Kernel, Run, SharedItems
+from sim.program import Block, Item, Join, Kernel, Run, SharedItems, Start
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.tensor_overlap import Items, interleaved
 from strategies.plan.computing import BYTES
@@ -62,6 +62,37 @@ def called(every: tuple[Run, ...], calls: str) -> tuple[Run, ...]:
             left = (Run(times - 1, items),) if times > 1 else ()
             return (*every[:at], Run(1, _called(items, calls)), *left, *every[at + 1 :])
     return every
+
+
+@lru_cache(maxsize=4096)
+def at_waits(block: Block) -> tuple[Block, ...]:
+    """The block in pieces, each but the first of which the host launches when the one before it has ended: cut behind the kernels
+    for which it waits, but for those beside which a collective runs. Equal pieces are one object.
+    """
+    pieces: list[tuple[Run, ...]] = [()]
+    for times, items in block.runs:
+        first, *others = _parted(items)
+        if not others:
+            pieces[-1] += (Run(times, items),)
+            continue
+        for _ in range(times):
+            pieces[-1] += (Run(1, first),)
+            pieces += [(Run(1, other),) for other in others]
+    if len(pieces) == 1:
+        return (block,)
+    blocks = {each: Block(block.name, each) for each in dict.fromkeys(pieces)}
+    return tuple(map(blocks.__getitem__, pieces))
+
+
+@lru_cache(maxsize=4096)
+def _parted(items: SharedItems) -> tuple[SharedItems, ...]:
+    """Items up to each wait of the host, and those that are left."""
+    ends, beside = [0], 0
+    for number, item in enumerate(items, 1):
+        beside += isinstance(item, Start) - isinstance(item, Join)
+        if isinstance(item, Kernel) and item.waits and not beside and number < len(items):
+            ends.append(number)
+    return tuple(SharedItems(items[begin:end]) for begin, end in pairwise((*ends, len(items)))) if len(ends) > 1 else (items,)
 
 
 @lru_cache(maxsize=4096)

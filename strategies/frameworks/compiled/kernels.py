@@ -14,12 +14,18 @@ from strategies.frameworks.pytorch.kernels import InPyTorch
 class Compiled(InPyTorch):
     """`kernels: compiled` in a plan: PyTorch's operators as Inductor fuses them; fp8 by torchao."""
 
-    compiled = torchao = True
+    compiled = torchao = sorts_copies = True
     refused_overlaps: ClassVar[Mapping[str, str]] = {
         "weight_gradient": "PyTorch's tensor parallelism waits for each collective, or takes pieces"
     }
     fp8_scalings = ("tensorwise", "rowwise", "mxfp8")
     fp8_gathers = "parameter"
+
+    def waits_for_counts(self, exchanged: bool) -> bool:
+        """torchtitan's all-to-all is given lists; grouped products take their offsets on the GPU (torchtitan/distributed/
+        expert_parallel.py, _token_dispatch).
+        """
+        return exchanged
 
     def norm(self, rms: bool, width: float) -> Ways:
         """One kernel each way."""
