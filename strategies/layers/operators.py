@@ -20,9 +20,9 @@ by rows; backward, one follows the input gradient of a matrix cut by columns. Wi
 input is kept, backward gathers it once more for the weight gradient. With `overlap_tp: weight_gradient` that gather runs beside
 the product that makes the input gradient, and the input gradient's reduction beside the one that makes the weight gradient, as
 Megatron-LM does by default (megatron/core/tensor_parallel/layers.py, LinearWithGradAccumulationAndAsyncCommunication); a
-backward pass that a schedule splits in two has nothing to hide them behind. With `overlap_tp: pieces` also the gather before a
-product, and the reduce-scatter after one, go round a ring of tp ranks beside the product of the tokens that have come
-(Transformer Engine's userbuffers, PyTorch's async TP).
+backward pass that a schedule splits in two has nothing to hide them behind. With `overlap_tp: pieces` the gather before a product
+goes round a ring of tp ranks, too, beside the product of the tokens that have come, and so does the reduce-scatter after one in
+PyTorch's async TP; Transformer Engine's userbuffers scatter the sums of a quarter of the tokens beside the product of the next.
 """
 
 from __future__ import annotations

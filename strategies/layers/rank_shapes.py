@@ -8,13 +8,18 @@ from typing import Literal
 
 from sim.program import ALIGNED, EARLY_CUBLAS, Collective, Kernel
 from strategies.frameworks import KernelSet, passes
-from strategies.layers.tensor_overlap import Items, gathered, scattered
+from strategies.layers.tensor_overlap import Items, gathered, scattered, scattered_behind
 from strategies.models.model import Model
 from strategies.plan.options import WIDTHS
 from strategies.plan.resolved import Resolved
 
 VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
+# Pieces of a product whose sums Transformer Engine scatters one behind the other (num_splits of its method "pipeline", which it takes
+# for proj_fprop and fc2_fprop: initialize_ub in transformer_engine/pytorch/module/base.py, split_overlap_rs in
+# transformer_engine/common/comm_gemm_overlap). Submitters of MLPerf (v3.1, conf/tp_overlap/h100tp4pp8mbs1.yaml) and NeMo's recipes
+# (recipes/tp_overlap_configs/userbuffers.py) name the same number.
+SPLITS = 4
 
 
 def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool, float | None]:
@@ -255,28 +260,35 @@ class RankShapes:
         """Products of tokens (their m) that are gathered."""
         if not (gather and self.overlap("pieces") and (fused or not self.gathers_once)):
             return (*gather, *products)
-        pieces = tuple(zip(*(self._cut(product) for product in products), strict=True))
+        pieces = tuple(zip(*(self._cut(product, self.tp) for product in products), strict=True))
         return gathered(pieces, self._round(gather))
 
     def before_reduce(self, kernels: tuple[Kernel, ...], reduce: Items, fused: bool = True) -> Items:
-        """A product of tokens (its m) whose sums are reduced. PyTorch's asynchronous tensor parallelism brings the parts of all
-        ranks together and sums them in one kernel (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory); it does
-        so where the reduction takes a product's result, not the sum of several (fuse_matmul_reduce_scatter in
-        torch/_inductor/fx_passes/micro_pipeline_tp.py). Of so few numbers each, the sums (torch.sum) reach 23 to 43 % of the
-        memory's bandwidth (github.com/pytorch/pytorch pull 191803), half of what other reductions do.
+        """A product of tokens (its m) whose sums are reduced, in pieces: Transformer Engine's, of which each is scattered behind the
+        one that made it, or PyTorch's, which go round a ring.
+
+        PyTorch's asynchronous tensor parallelism brings the parts of all ranks together and sums them in one kernel
+        (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory); it does so where the reduction takes a product's
+        result, not the sum of several (fuse_matmul_reduce_scatter in torch/_inductor/fx_passes/micro_pipeline_tp.py). Of so few
+        numbers each, the sums (torch.sum) reach 23 to 43 % of the memory's bandwidth (github.com/pytorch/pytorch pull 191803), half
+        of what other reductions do.
         """
         kernel = kernels[0]
         if not (reduce and self.overlap("pieces")) or (self.gathers_once and (len(kernels) > 1 or not fused)):
             return (*kernels, *reduce)
+        if not self.gathers_once:
+            assert isinstance(reduce[0], Collective)
+            splits = math.gcd(SPLITS, kernel.shape[1])
+            return scattered_behind(self._cut(kernel, splits), replace(reduce[0], bytes=reduce[0].bytes / splits))
         ring = self._round(reduce)
         moved = 2 * ring.bytes * (1 + 1 / self.tp)
-        sums = (self.reduction(f"{kernel.label} sums", kernel.phase, moved),) * self.gathers_once
-        return (*scattered(self._cut(kernel), ring), *sums)
+        sums = (self.reduction(f"{kernel.label} sums", kernel.phase, moved),)
+        return (*scattered(self._cut(kernel, self.tp), ring), *sums)
 
-    def _cut(self, kernel: Kernel) -> tuple[Kernel, ...]:
-        """The product in one kernel for the tokens of each tp rank."""
+    def _cut(self, kernel: Kernel, pieces: int) -> tuple[Kernel, ...]:
+        """The product in so many kernels, each for as many tokens."""
         batch, m, n, k = kernel.shape
-        return (self.gemm(kernel.label, kernel.phase, m // self.tp, n, k, batch, dtype=kernel.dtype),) * self.tp
+        return (self.gemm(kernel.label, kernel.phase, m // pieces, n, k, batch, dtype=kernel.dtype),) * pieces
 
     def _round(self, collective: Items) -> Collective:
         """One of the tp − 1 rounds of a ring all-gather or reduce-scatter."""

@@ -30,6 +30,13 @@ def scattered(kernels: tuple[Kernel, ...], ring: Collective) -> Items:
     return kernels[:1] + tuple(item for _, kernel in pairwise(kernels) for item in beside((kernel,), (ring,)))
 
 
+def scattered_behind(kernels: tuple[Kernel, ...], part: Collective) -> Items:
+    """A product in pieces, one kernel each, of which the sums are scattered while the next one is computed; the last one's when
+    nothing is left to compute.
+    """
+    return tuple(item for kernel in kernels for item in (kernel, Start(part))) + (Join(part),) * len(kernels)
+
+
 def interleaved(first: Items, second: Items) -> Items:
     """Two passes that take turns: when one comes to collectives, the kernels of the other run beside them."""
     passes, result = (_stretches(first), _stretches(second)), list[Item]()

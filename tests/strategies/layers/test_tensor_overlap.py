@@ -10,7 +10,7 @@ from sim.engine.blocks.splitting import expand
 from sim.engine.player import run
 from sim.program import Collective, Join, Kernel, Start
 from strategies.layers.model_costs import parts
-from strategies.layers.tensor_overlap import Items, beside, gathered, interleaved, scattered
+from strategies.layers.tensor_overlap import Items, beside, gathered, interleaved, scattered, scattered_behind
 from strategies.lowering.lower import lower
 from topologies.reading import UserError
 
@@ -38,6 +38,7 @@ def test_pieces_go_round_a_ring() -> None:
     assert spelled(gathered(((A,), (B,), (C,)), FORWARD)) == "[f a f] [f b f] c"
     assert spelled(gathered(((A, X), (B, Y)), FORWARD)) == "[f a x f] b y"
     assert spelled(scattered((A, B, C), FORWARD)) == "a [f b f] [f c f]"
+    assert spelled(scattered_behind((A, B, C), FORWARD)) == "a [f b [f c [f f] f] f]"
     assert spelled(beside((A,), (FORWARD, BACKWARD))) == "[f [b a f] b]"
 
 
@@ -194,3 +195,23 @@ def test_pytorch_waits_for_the_sums_of_several_products(toy_job) -> None:
 def test_compiled_tensor_parallelism_hides_no_gradients(toy_job) -> None:
     with pytest.raises(UserError, match="overlap_tp=weight_gradient contradicts kernels=compiled"):
         toy_job(8, tp=8, kernels="compiled", overlap_tp="weight_gradient").resolve()
+
+
+def test_transformer_engine_scatters_the_last_quarter_alone(toy_job, toy_prices) -> None:
+    """split_overlap_rs: of four pieces the last one's sums are scattered when nothing is left to compute, beside products so long
+    that they hide all others; twice a layer.
+    """
+    common = {"tp": 8, "sequence_parallel": True, "microbatch": 64, "algorithm": "ring", "node": {"nvlink": "100 TB/s"}}
+    job = toy_job(8, **common, overlap_tp="pieces")
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    costs, layer = timeline.op_costs, parts(job.model, job.resolve()).layer(0)
+    scattered = [item.collective for item in layer.forward if isinstance(item, Start) and "scatter" in item.collective.operation]
+    assert len(scattered) == 2 * 4
+    whole = next(
+        item
+        for item in parts(job.model, toy_job(8, **common).resolve()).layer(0).forward
+        if isinstance(item, Collective) and item.operation == "reduce_scatter"
+    )
+    assert [work.bytes for work in scattered] == [whole.bytes / 4] * 8
+    quarters = sum(costs.collective(work, 0).alone for work in dict.fromkeys(scattered))
+    assert breakdown(timeline)["tp exposed"] > 4 * quarters  # of four layers, and what stands before the first
