@@ -279,6 +279,7 @@ class Program:
     threads: int = 1  # of one process, each launching on a GPU of its own: Python runs in one of them at a time
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
+    graphed: bool = False  # kernels and collectives are launched as one CUDA graph: none of them takes the host anything
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks
     description: str = ""
     allotments: tuple[

@@ -146,7 +146,8 @@ class OpCosts(CollectiveCosts):
     def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
         """What the price of a block, or of one run of items, follows from, besides the profile. inside: its collectives."""
         program = self.program
-        return work, factor, self._alone_inside(inside, where), program.eager, program.threads, program.blocking
+        habits = program.eager, program.threads, program.blocking, program.graphed
+        return work, factor, self._alone_inside(inside, where), habits
 
     def _alone_inside(self, works: tuple[Collective, ...], where: Where) -> tuple[float, ...]:
         """Seconds of each collective without contention."""
@@ -183,6 +184,8 @@ class OpCosts(CollectiveCosts):
 
     def launching(self, profile: Profile) -> float:
         """Host seconds of a launch; where it waits for each kernel, also those in which neither it nor the GPU does anything."""
+        if self.program.graphed:
+            return 0.0
         waits = self.program.blocking and not profile.synchronous
         return on_grid(profile.launching(self.program.eager) + (ROUND_TRIP if waits else 0.0))
 
@@ -201,6 +204,8 @@ class OpCosts(CollectiveCosts):
         launches of a call that has several; and what a framework's modules, or its pipeline, do around a kernel (`CALLS`, or
         measured).
         """
+        if self.program.graphed:
+            return 0.0
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel):

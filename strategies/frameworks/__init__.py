@@ -93,6 +93,7 @@ class KernelSet:
     bucket_views: bool = False  # gradients live in DDP's buckets
     broadcast_buffers: bool = True  # DDP sends buffers of a traced module in every step
     overlap_param_gather: bool = False  # zero1 gathers parameters beside the next step's first forward pass
+    graphed: bool = False  # a step is launched as one CUDA graph
 
     def __init__(self, options: Options | None = None) -> None:
         if options is not None:

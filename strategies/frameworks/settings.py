@@ -73,6 +73,10 @@ class Keys(Reader):
             raise UserError(f"{self.where}: {self._prefix}{key}={shown(value)} must be a mapping")
         return self._sections.setdefault(key, Keys(value, self.where, f"{self._prefix}{key}."))
 
+    def says(self, key: str, value: Any) -> bool:
+        """Whether the key has this value; another one is not used."""
+        return key in self._data and self._data[key] == value and self.value(key) == value
+
     def choice(self, key: str, known: Mapping[Any, Any], absent: Any = None) -> Any:
         """What `known` makes of the value, or of `absent` when the key is not there. Raises UserError for another value."""
         from topologies.reading import UserError, shown

@@ -40,6 +40,7 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
         masked_flops=masked,
         eager=not plan.kernel_set.compiled,
         blocking=plan.options.blocking_launches,
+        graphed=plan.kernel_set.graphed,
         expandable=plan.options.expandable_segments,
     )
 

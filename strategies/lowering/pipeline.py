@@ -79,7 +79,8 @@ class Passes:
         self.asks_late = framework is not None and plan.schedule in framework.asks_late
         self.waits_for_sends = framework is not None and plan.schedule in framework.waits_for_sends
         self.gathers_wait = flow.hook.gathers_wait(plan)
-        self.host_waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
+        waits = plan.kernel_set.waits_before_passes or (plan.pp > 1 and not plan.overlap_p2p)
+        self.host_waits = waits and not plan.kernel_set.graphed
 
     def add(self) -> None:
         """Add every pass, each with the transfer of its result to the next stage."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run, Work
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
@@ -78,7 +78,7 @@ class StagePasses(StageParts):
         """Append an op, in pieces where the host waits for some of its kernels; the address of its last piece. Raises UserError
         when a step has more than can be played in seconds and a gigabyte.
         """
-        pieces = at_waits(op.work) if self._waits and isinstance(op.work, Block) else (op.work,)
+        pieces: tuple[Work, ...] = at_waits(op.work) if self._waits and isinstance(op.work, Block) else (op.work,)
         ops, op.chunk = self.cohort.ops, self.chunk
         first, last = len(ops), len(ops) + len(pieces) - 1
         if last >= self._most:

@@ -41,7 +41,7 @@ class Megatron(KernelSet):
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
-        self.overlap_param_gather = self.options.overlap_param_gather
+        self.overlap_param_gather, self.graphed = self.options.overlap_param_gather, self.options.cuda_graph
 
     def waits_for_counts(self, exchanged: bool) -> bool:
         """Always."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import not_
 from typing import ClassVar
 
 from pydantic import Field
@@ -13,7 +14,7 @@ class MegatronOptions(Options):
     """Arguments of Megatron-Core's distributed data parallelism."""
 
     droppable: ClassVar[frozenset[str]] = frozenset(
-        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw", "overlap_param_gather"}
+        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw", "overlap_param_gather", "cuda_graph"}
     )
 
     check_gradients: bool = Field(
@@ -35,4 +36,10 @@ class MegatronOptions(Options):
         False,
         description="the distributed optimizer (zero1) gathers parameters beside the first forward pass of the next step, a "
         "bucket ahead (--overlap-param-gather); otherwise after the update",
+    )
+    cuda_graph: bool = Field(
+        False,
+        exclude_if=not_,
+        description="forward and backward passes of a step are one CUDA graph, which the host launches once "
+        "(--cuda-graph-impl full_iteration); the update, of few kernels, is taken to be in it",
     )

@@ -38,6 +38,8 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
         yield from _expert_columns(moe, plan)
     if plan.pad_to_capacity and plan.capacity_factor is None:
         yield "pad_to_capacity=true needs capacity_factor"
+    if moe and plan.kernel_set.graphed and not plan.pad_to_capacity:
+        yield "cuda_graph=true with experts needs pad_to_capacity=true: otherwise the host waits for how many tokens each has"
     yield from _nodes(moe, plan)
 
 

@@ -56,6 +56,7 @@ def blocks(plan: Plan, microbatches: int, chunks: int) -> Iterator[str]:
         f"overlap_tp={plan.beside_products}": plan.tp > 1 and plan.beside_products != "none",
         f"schedule={plan.schedule}": any(action.beside for action in order),
         "offload": plan.offload is not None,
+        "cuda_graph=true": plan.kernel_set.graphed,
     }
     yield from (
         f"blocking_launches=true contradicts {what}: nothing runs beside a kernel" for what, runs in beside.items() if runs

@@ -120,6 +120,7 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
         kernel_set("megatron").options.pad_buckets_for_high_nccl_busbw
     ),
     ("Megatron-LM", "overlap-param-gather"): lambda: yes(kernel_set("megatron").overlap_param_gather),
+    ("Megatron-LM", "cuda-graph-impl"): lambda: {False: "none", True: "full_iteration"}[kernel_set("megatron").graphed],
     ("Megatron-LM", "gradient-accumulation-fusion"): lambda: yes(
         megatron().get("accumulation_fusion", kernel_set("megatron").accumulates_in_products)
     ),

@@ -137,6 +137,8 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
             "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
             {"framework": {"overlap_param_gather": True}},
         ),
+        ("--cuda-graph-impl full_iteration", {"framework": {"cuda_graph": True}}),
+        ("--cuda-graph-impl transformer_engine", {"framework": None}),  # of parts of layers
         ("--ddp-pad-buckets-for-high-nccl-busbw", {"framework": None}),  # which pads nothing without that optimizer
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         ("--exp-avg-dtype bf16", {"exp_avg_dtype": None}),  # which the flag turns on
@@ -281,6 +283,7 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
         ({"precision": "fp16", "gradients": "fp32"}, ["--fp16", "--accumulate-allreduce-grads-in-fp32"], ["--bf16"]),
         ({"data_parallel": "zero1"}, ["--use-distributed-optimizer"], ["--use-megatron-fsdp", "--overlap-param-gather"]),
         ({"data_parallel": "zero1", "overlap_param_gather": True}, ["--overlap-param-gather"], []),
+        ({"cuda_graph": True}, ["--cuda-graph-impl full_iteration"], []),
         ({"data_parallel": "zero2"}, ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"], []),
         ({"data_parallel": "zero1", "bucket": "4 MB", "gradients": "fp32"}, ["--ddp-bucket-size 1000000"], []),
         ({"data_parallel": "zero3"}, ["--data-parallel-sharding-strategy optim_grads_params"], ["--ddp-bucket-size 1000000"]),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -23,14 +25,14 @@ FIRST, WAITS, LAST = (Kernel("memory", name, "forward", 0.0, 1.0, waits=name == 
 SWAP = Collective("all_to_all", 1.0, "ep", "dispatch")
 
 
-def passes(**plan: object) -> list[list[Op]]:
+def passes(**plan: Any) -> list[list[Op]]:
     """Ops of the compute stream of a forward and of a backward pass, of four layers of which three have experts."""
     model = Model(**MOE)
-    degrees = {axis: plan.get(axis, 1) for axis in ("tp", "ep", "pp")}
-    resolved = Resolved.of(Plan.model_validate(plan), model, math.prod(map(int, degrees.values())))  # type: ignore[call-overload]
+    ranks = math.prod(plan.get(axis, 1) for axis in ("tp", "ep", "pp"))
+    resolved = Resolved.of(Plan(**plan), model, ranks)
     cohort = lower(model, resolved).cohorts[0]
     begins = [*cohort.passes, len(cohort.ops)]
-    every = [cohort.ops[begin:end] for begin, end in zip(begins, begins[1:], strict=False)]
+    every = [cohort.ops[begin:end] for begin, end in pairwise(begins)]
     return [[op for op in ops if op.stream == COMPUTE and op.microbatch >= 0] for ops in every]
 
 
@@ -85,8 +87,8 @@ def test_experts_take_the_host_as_long_as_transformer_engine_measured() -> None:
     CPU some 1.2 ms forward and 2.1 ms backward.
     """
     model = {**MOE, "hidden": 128, "experts": {"experts": 64, "chosen": 2, "ffn": 128}}
-    plan = {"fp8": {"scaling": "mxfp8"}, "global_batch": 4}
-    job = read_job(None, {}, model=model, cluster={"based_on": "gb200-nvl72"}, nodes=1, plan={**plan, "dp": 72, "global_batch": 72})
+    plan = {"fp8": {"scaling": "mxfp8"}, "dp": 72, "global_batch": 72}
+    job = read_job(None, {}, model=model, cluster="gb200-nvl72", nodes=1, plan=plan)
     resolved = job.resolve()
     layer = parts(job.model, resolved).layer(1)
     costs = played(job).op_costs
