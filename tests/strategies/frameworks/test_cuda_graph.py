@@ -25,4 +25,4 @@ def test_what_the_host_waits_for_is_in_no_graph(toy_job) -> None:
         toy_job(1, model=fields, cuda_graph=True).resolve()
     toy_job(1, model=fields, cuda_graph=True, capacity_factor=1.0, pad_to_capacity=True).resolve()
     with pytest.raises(UserError, match="blocking_launches=true contradicts cuda_graph=true"):
-        toy_job(1, cuda_graph=True, blocking_launches=True).resolve()
+        toy_job(1, cuda_graph=True, blocking_launches=True, overlap=False).resolve()
