@@ -75,8 +75,8 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
 
 
 def _routing(rank: RankShapes, scores: int) -> Operator:
-    """Choice of experts, balance and counts, kernel by kernel. The last one copies counts to the host, which waits for them unless
-    every expert is padded to its capacity.
+    """Choice of experts, balance and counts, kernel by kernel. The last one copies counts to the host, which waits for them
+    unless every expert is padded to its capacity.
     """
     routing, plan = rank.kernels.routing, rank.resolved
     waits = rank.kernels.waits_for_counts(plan.ep > 1) and not plan.pad_to_capacity
@@ -207,9 +207,9 @@ def _combine(rank: RankShapes, rows: Rows) -> Operator:
 
 
 def _sorted(rank: RankShapes, rows: Rows) -> tuple[Items, Items]:
-    """Copies of what has come, rank by rank, in the order of experts, and back, where a rank has several; Megatron-LM's also where
-    all come from one rank (dispatch_postprocess in megatron/core/transformer/moe/token_dispatcher.py). DeepEP's kernels put copies
-    there themselves.
+    """Copies of what has come, rank by rank, in the order of experts, and back, where a rank has several; Megatron-LM's also
+    where all come from one rank (dispatch_postprocess in megatron/core/transformer/moe/token_dispatcher.py). DeepEP's kernels
+    put copies there themselves.
     """
     plan, kernels = rank.resolved, rank.kernels
     sorts = rank.eager or (kernels.sorts_copies and plan.token_dispatcher == "alltoall")
@@ -256,8 +256,8 @@ def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int
 
 
 def _apart(rank: RankShapes, rows: Rows, items: Items) -> Items:
-    """Work on every expert, with a launch for each of them where the framework has no kernel for all. Casts of delayed scaling have
-    one; weights are cast in the first microbatch only, which is left out.
+    """Work on every expert, with a launch for each of them where the framework has no kernel for all. Casts of delayed scaling
+    have one; weights are cast in the first microbatch only, which is left out.
     """
     fp8 = rank.resolved.fp8
     kinds = ("gemm",) if fp8 is not None and fp8.scaling == "delayed" else ("gemm", "memory", "reduction")

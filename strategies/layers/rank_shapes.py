@@ -15,10 +15,10 @@ from strategies.plan.resolved import Resolved
 
 VECTOR = 16  # bytes that a kernel loads at once
 FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatever the precision
-# Pieces of a product whose sums Transformer Engine scatters one behind the other (num_splits of its method "pipeline", which it takes
-# for proj_fprop and fc2_fprop: initialize_ub in transformer_engine/pytorch/module/base.py, split_overlap_rs in
-# transformer_engine/common/comm_gemm_overlap). Submitters of MLPerf (v3.1, conf/tp_overlap/h100tp4pp8mbs1.yaml) and NeMo's recipes
-# (recipes/tp_overlap_configs/userbuffers.py) name the same number.
+# Pieces of a product whose sums Transformer Engine scatters one behind the other (num_splits of its method "pipeline", which it
+# takes for proj_fprop and fc2_fprop: initialize_ub in transformer_engine/pytorch/module/base.py, split_overlap_rs in
+# transformer_engine/common/comm_gemm_overlap). Submitters of MLPerf (v3.1, conf/tp_overlap/h100tp4pp8mbs1.yaml) and NeMo's
+# recipes (tp_overlap_configs/userbuffers.py) name the same number.
 SPLITS = 4
 
 
@@ -264,14 +264,14 @@ class RankShapes:
         return gathered(pieces, self._round(gather))
 
     def before_reduce(self, kernels: tuple[Kernel, ...], reduce: Items, fused: bool = True) -> Items:
-        """A product of tokens (its m) whose sums are reduced, in pieces: Transformer Engine's, of which each is scattered behind the
-        one that made it, or PyTorch's, which go round a ring.
+        """A product of tokens (its m) whose sums are reduced, in pieces: Transformer Engine's, of which each is scattered behind
+        the one that made it, or PyTorch's, which go round a ring.
 
         PyTorch's asynchronous tensor parallelism brings the parts of all ranks together and sums them in one kernel
         (fused_matmul_reduce_scatter in torch/distributed/_symmetric_memory); it does so where the reduction takes a product's
         result, not the sum of several (fuse_matmul_reduce_scatter in torch/_inductor/fx_passes/micro_pipeline_tp.py). Of so few
-        numbers each, the sums (torch.sum) reach 23 to 43 % of the memory's bandwidth (github.com/pytorch/pytorch pull 191803), half
-        of what other reductions do.
+        numbers each, the sums (torch.sum) reach 23 to 43 % of the memory's bandwidth (github.com/pytorch/pytorch pull 191803),
+        half of what other reductions do.
         """
         kernel = kernels[0]
         if not (reduce and self.overlap("pieces")) or (self.gathers_once and (len(kernels) > 1 or not fused)):

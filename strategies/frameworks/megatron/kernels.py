@@ -1,18 +1,18 @@
 """Megatron-LM's and Transformer Engine's fused kernels.
 
-Around experts (megatron/core/transformer/moe): a top-k and its scatters into scores and a map, and for the load balancing loss once
-more softmax, top-k and map, with sums of both (topk_routing_with_score_function, compute_routing_scores_for_aux_loss in
-moe_utils.py: 16 kernels over tokens and experts); the product of these sums and its record, sums of the map by rank and expert, and
-four copies of them to the host (switch_load_balancing_loss_func there, preprocess and _maybe_dtoh_and_synchronize in
+Around experts (megatron/core/transformer/moe): a top-k and its scatters into scores and a map, and for the load balancing loss
+once more softmax, top-k and map, with sums of both (topk_routing_with_score_function, compute_routing_scores_for_aux_loss in
+moe_utils.py: 16 kernels over tokens and experts); the product of these sums and its record, sums of the map by rank and expert,
+and four copies of them to the host (switch_load_balancing_loss_func there, preprocess and _maybe_dtoh_and_synchronize in
 token_dispatcher.py: 14 of few numbers); the map of rows for the fused permutation, three, and of chunks, one before the experts
 and one after (transformer_engine/pytorch/triton/permutation.py). Backward 16 for scores and loss. Fused routing
 (moe_router_fusion) is not the default. Of what each rank gathers of the counts, and of the weights that go with the tokens, the
 bytes are left out: 1/hidden of the tokens'.
 
-For the sizes of its all-to-all, and the list of rows by expert that Transformer Engine's GroupedLinear is given, the host waits once
-in every such layer, forward and where it is recomputed, not backward (cuda_sync_point; not padded to capacity); the kernels of
-DeepEP and HybridEP, too, tell the host how much will come (num_recv_tokens_per_expert_list in deep_ep). GroupedLinear launches a
-product for each expert, and but for delayed scaling a cast, from a loop in C++ (transformer_engine/pytorch/csrc/extensions,
+For the sizes of its all-to-all, and the list of rows by expert that Transformer Engine's GroupedLinear is given, the host waits
+once in every such layer, forward and where it is recomputed, not backward (cuda_sync_point; not padded to capacity); the kernels
+of DeepEP and HybridEP, too, tell the host how much will come (num_recv_tokens_per_expert_list in deep_ep). GroupedLinear launches
+a product for each expert, and but for delayed scaling a cast, from a loop in C++ (transformer_engine/pytorch/csrc/extensions,
 split_quantize; nvte_multi_stream_cublas_gemm).
 """
 

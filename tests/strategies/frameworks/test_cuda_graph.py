@@ -10,7 +10,9 @@ from tests.strategies.layers.test_mixture_of_experts import MOE
 from topologies.reading import UserError
 
 
-@pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2, "accumulation": 4}, {"data_parallel": "zero1", "overlap_param_gather": True}])
+@pytest.mark.parametrize(
+    "plan", [{}, {"tp": 2, "pp": 2, "accumulation": 4}, {"data_parallel": "zero1", "overlap_param_gather": True}]
+)
 def test_nothing_waits_for_the_host(toy_job, plan) -> None:
     """Layers of 64 features are bound by launches; in a graph the compute stream is busy, or waits for something else."""
     usual, graphed = (played(toy_job(8, **plan, **more)) for more in ({}, {"cuda_graph": True}))

@@ -70,7 +70,7 @@ def test_experts_that_are_padded_to_their_capacity_have_known_counts() -> None:
 
 
 def test_torchtitan_waits_for_the_sizes_of_an_exchange_only() -> None:
-    """torchtitan/distributed/expert_parallel.py: "this would incur a device-to-host sync"; without one offsets stay on the GPU."""
+    """torchtitan/distributed/expert_parallel.py: "this would incur a device-to-host sync"; otherwise offsets stay on the GPU."""
     assert [len(ops) for ops in passes(kernels="compiled")] == [1, 1]
     assert [len(ops) for ops in passes(kernels="compiled", ep=2)] == [4, 1]
 
@@ -83,8 +83,8 @@ def host_seconds(items: Items, costs: OpCosts) -> float:
 
 
 def test_experts_take_the_host_as_long_as_transformer_engine_measured() -> None:
-    """github.com/NVIDIA/TransformerEngine issue 2897: 64 experts on a GB200 with 128 features, in mxfp8 with fused kernels, take the
-    CPU some 1.2 ms forward and 2.1 ms backward.
+    """github.com/NVIDIA/TransformerEngine issue 2897: 64 experts on a GB200 with 128 features, in mxfp8 with fused kernels, take
+    the CPU some 1.2 ms forward and 2.1 ms backward.
     """
     model = {**MOE, "hidden": 128, "experts": {"experts": 64, "chosen": 2, "ffn": 128}}
     plan = {"fp8": {"scaling": "mxfp8"}, "dp": 72, "global_batch": 72}
