@@ -101,6 +101,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
         if field not in FIELDS:
             raise UserError(f"read_job: unknown field '{field}'{nearest(field, FIELDS)}")
     given = {field: value for field, value in given.items() if value not in (None, ())}
+    replaced = bool(data.get("effects")) and "effects" in given
     data |= given
     from_file = set(data) - set(given)
     changes = parse_changes(overrides)
@@ -134,7 +135,8 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     of = "samples" if plan.sequence_of(model) == 1 else "sequences"
     plan, batch = with_batch(plan, cluster.gpus, bool(settings), of)
     name = base["name"] or (Path(path).stem if path else model.name)
-    remarks = (*batch, *computing, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
+    left_out = [f"effects: those of {where} are left out, for those that are given"] if replaced else []
+    remarks = (*left_out, *batch, *computing, *derived, *(remark for each in settings for remark in _remarks(each, cluster)))
     effects = read_effects(base["effects"], f"{where}: effects")
     if effects:
         Perturbation(effects, cluster.topology())  # their targets exist

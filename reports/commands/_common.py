@@ -102,7 +102,13 @@ def job_options(command: Any) -> Any:
             click.option("--profile", help="Profile of prices; by default the one of the cluster's GPU."),
             click.option("--set", "overrides", multiple=True, metavar="FIELD=VALUE", help="Change a field, e.g. plan.tp=4."),
             click.option("--ideal", "variability", is_flag=True, callback=_alike, help="GPUs of one kind are all alike."),
-            click.option("--effect", "effects", multiple=True, metavar="TEXT", help="What differs, e.g. 'gpu 37: speed 0.9'."),
+            click.option(
+                "--effect",
+                "effects",
+                multiple=True,
+                metavar="TEXT",
+                help="What differs, e.g. 'gpu 37: speed 0.9'; instead of the job's own.",
+            ),
             *settings,
         )
     ):

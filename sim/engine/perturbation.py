@@ -17,7 +17,7 @@ from sim.engine.effects import Effect, Steps, follow
 from sim.engine.effects.failure import WATCHDOG, StepHangsError
 from sim.engine.host import Host, Pauses
 from sim.engine.network import Network
-from sim.engine.perturbed_device import Cores, PerturbedDevice, Price
+from sim.engine.perturbed_device import PREEMPTION, Cores, PerturbedDevice, Price
 from sim.pricing.transfers.sibling_groups import numbered
 from sim.program import Program
 from topologies.links.impaired import ImpairedTopology, LinkChange
@@ -70,8 +70,9 @@ class Perturbation:
         pauses = Pauses(heapq.merge(*(effect.pauses() for effect in acting)))
         if not synchronous:
             device.host = Host(pauses or ())
+            follow(env, _standing(pauses), device.lose_core)
         elif pauses:  # the thread that launches computes
-            follow(env, _standing(pauses), partial(device.change, "preemption"))
+            follow(env, _standing(pauses), partial(device.change, PREEMPTION))
         kinds = {effect.component: _Factors(device, effect.component) for effect in acting}
         for number, effect in enumerate(acting):
             noise = effect.noise(rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 from simpy import Environment, Event
 
@@ -11,6 +12,7 @@ from sim.clock import on_grid
 from sim.engine.device import Compute, Device
 from sim.engine.task import cancel
 from sim.pricing.block_costs import BlockCost
+from sim.program import Join, SharedItems
 
 
 class Cores:
@@ -42,6 +44,12 @@ class Cores:
                 device.change(self.name, factor)
 
 
+PREEMPTION = "preemption"  # what preempted hosts cost
+
+# Kernels that a host is ahead of its GPU at most: of 10,000 of 190 us each a stream takes some 1,000 at 4 to 5 us a launch, and
+# then one whenever one ends (forums.developer.nvidia.com/t/68937).
+QUEUE = 1000
+
 Price = Callable[
     [Compute, float, float], BlockCost
 ]  # of a block whose kernels take so many times as long, at a part of the clock
@@ -63,6 +71,11 @@ class PerturbedDevice(Device):
         self._drawn: dict[str, float] = {}
         self._cost: BlockCost | None = None  # with all effects
         self._owed: dict[str, float] = {}  # seconds to each effect until `since`
+        # kernels of the blocks that have ended; launched by a host that has no core now; and those launched, and when, by one
+        # that had launched too few and got its core back
+        self._ran = 0.0
+        self._queued: float | None = None
+        self._caught = (0.0, -math.inf)
 
     def cost(self, task: Compute) -> BlockCost:
         """What the block that runs costs under the effects of now."""
@@ -80,6 +93,8 @@ class PerturbedDevice(Device):
         super().compute(task)
         if self._standing:
             cancel(self._event)
+        elif self._queued is not None:
+            self._run_dry(self._queued)
 
     def stop(self) -> None:
         """Let the block that runs go, which does not end."""
@@ -88,6 +103,7 @@ class PerturbedDevice(Device):
             self.cores.leave(self)
 
     def _computed(self, event: Event) -> None:
+        self._ran += _launches(self._task)
         if self.cores is not None:
             self.cores.leave(self)
         super()._computed(event)
@@ -118,6 +134,41 @@ class PerturbedDevice(Device):
     def clock(self, name: str, part: float) -> None:
         """From now on an effect leaves `part` of the GPU's clock."""
         self._alter(self.clocks, name, part)
+
+    def lose_core(self, factor: float) -> None:
+        """The host loses its core (infinite), or has it again: the GPU runs what was launched, and then stands still."""
+        if factor == math.inf:
+            count, launched = _launches(self._task), self._caught[0]
+            if self._task is not None and self._task.cost.host:
+                launched += count * (self.env.now - self._caught[1]) / self._task.cost.host
+            else:
+                launched = math.inf
+            self._queued = min(self._position() + QUEUE, launched)
+            self._run_dry(self._queued)
+            return
+        self._queued = None
+        if PREEMPTION in self._standing:
+            self._caught = self._position(), self.env.now
+            self.change(PREEMPTION, 1.0)
+
+    def _position(self) -> float:
+        """Kernels that the GPU has run."""
+        if self._task is None:
+            return self._ran
+        self._advance()
+        whole = self.duration(self._task)
+        return self._ran + _launches(self._task) * (1 - self._left / whole if whole else 0.0)
+
+    def _run_dry(self, queued: float) -> None:
+        """Stand still after so many kernels, if that is in the block that runs."""
+        task, count = self._task, _launches(self._task)
+        if task is not None and queued < self._ran + count:
+            left = max(0.0, queued - self._position()) / count * self.duration(task) * self._factor()
+            self.env.timeout(on_grid(left), (task, queued)).callbacks.append(self._dry)
+
+    def _dry(self, event: Event) -> None:
+        if (self._task, self._queued) == event.value:
+            self.change(PREEMPTION, math.inf)
 
     def _alter(self, values: dict[str, float], name: str, value: float) -> None:
         task = self._task
@@ -152,7 +203,7 @@ class PerturbedDevice(Device):
         more = done * (1 - usual / whole) if whole else 0.0
         acting = list(self._acting().items())
         lower = next((name for name, part in self.clocks.items() if part != 1), None)
-        last = lower or (acting.pop()[0] if acting else "preemption")  # what a lower clock makes of it differs by kernel
+        last = lower or (acting.pop()[0] if acting else PREEMPTION)  # what a lower clock makes of it differs by kernel
         product, rest = 1.0, more
         for effect, factor in acting:  # one after the other, as far as kernels go
             part = done / whole * task.cost.kernels * product * (factor - 1) if whole else 0.0
@@ -175,6 +226,16 @@ class PerturbedDevice(Device):
             owed[max(owed, key=lambda name: abs(owed[name]))] += rest
             rest = 0.0
         task.owed, task.stretch = owed or None, rest
+
+
+def _launches(task: Compute | None) -> int:
+    """Kernels of a block, and collectives inside of it."""
+    return 0 if task is None or task.work is None else sum(times * _launched(items) for times, items in task.work.runs)
+
+
+@lru_cache(maxsize=4096)
+def _launched(items: SharedItems) -> int:
+    return sum(not isinstance(item, Join) for item in items)
 
 
 def _usual(task: Compute) -> float:

@@ -1,7 +1,8 @@
 """A host whose core other processes take: nothing is launched meanwhile.
 
-A kernel queue that is deep enough hides it; a launch-bound step does not. Linux runs a competing process of equal priority for
-some milliseconds at a time (kernel documentation, EEVDF scheduler: base_slice_ns of 3 ms and more by the number of CPUs).
+What was launched before hides it, some 1,000 kernels (`sim.engine.perturbed_device`); a launch-bound step does not. Linux runs a
+competing process of equal priority for some milliseconds at a time (kernel documentation, EEVDF scheduler: base_slice_ns of 3 ms
+and more by the number of CPUs).
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import numpy as np
 import pytest
@@ -103,6 +104,20 @@ def test_a_preempted_host_launches_later(step) -> None:
     assert step(ops, launch="1 s") == [1.0, 2.0, 3.0]
     assert step(ops, "gpu 0: preempted 2 s at 1.5 s", launch="1 s") == [1.0, 4.0, 5.0]
     assert step(ops, "gpu 0: preempted 1 s at 1 s every 2 s", launch="1 s") == [1.0, 3.0, 5.0]  # away in [1, 2] and [3, 4]
+
+
+@pytest.mark.parametrize("blocks", [1, 4, 8])
+def test_a_gpu_runs_what_was_launched_while_its_host_has_no_core(step, blocks: int) -> None:
+    """4,000 kernels of 1 ms. Of those 1,000 are in the queue at 1 s, so that the GPU stands still from 2 s on; half a second it
+    does not notice. A second pause right after finds as many in the queue as were launched since.
+    """
+    ops = [Op("compute", block(1e-3, times=4000 // blocks)) for _ in range(blocks)]
+    near = partial(pytest.approx, abs=1e-6)
+    assert step(ops, "gpu 0: preempted 3 s at 1 s")[-1] == near(6.0)
+    assert step(ops, "gpu 0: preempted 500 ms at 1 s every 2 s")[-1] == near(4.0)
+    assert step(ops, "gpu 0: preempted 3 s at 1 s", "gpu 0: speed 0.5")[-1] == near(4 + 2 * 2.5)
+    twice = ("gpu 0: preempted 3 s at 1 s", "gpu 0: preempted 1 s at 4.01 s")
+    assert step(ops, *twice, launch="100 us")[-1] == pytest.approx(5.01 + 2 - 0.1, abs=1e-3)
 
 
 def test_pauses_go_on_as_long_as_the_step_does(step) -> None:
