@@ -330,6 +330,7 @@ GIVEN = [
     "node 1 nic 2 out: down 2 ms at 1 ms every 5 ms",
     "node 0 gpu 3 nvlink: background 0.75 lasting 1 ms every 3 ms",
     "all: jitter 0.05",
+    "gpu 5: clock 0.6 from 2 ms",
 ]
 
 
