@@ -313,7 +313,8 @@ def test_what_to_buy_and_what_a_budget_is_good_for(job: str, tmp_path: Path) -> 
 
 def test_advice_on_gpus_without_bf16() -> None:
     """`simulate` finds a plan in fp16 there, and so does `advise`; pasted it is the same, as the default is in every command."""
-    given = ("--model", "bert-large", "--cluster", "dgx-1v", "--set", "plan.sequence=128", "--plan", "auto")
+    small = ("--model", "bert-large", "--set", "model.layers=4", "--set", "plan.sequence=128")
+    given = (*small, "--cluster", "dgx-1v", "--plan", "auto")
     first = json.loads(call("advise", *given, "--json").stdout)["candidates"][0]
     words = shlex.split(first["arguments"])
     answer = simulated([*given, *words])
@@ -323,7 +324,8 @@ def test_advice_on_gpus_without_bf16() -> None:
 
 def test_advice_keeps_the_precision_that_a_job_says() -> None:
     """A plan that is written down in fp32 is not offered one in bf16, in which it would be the fastest."""
-    given = ("--model", "bert-large", "--cluster", "dgx-a100", "--set", "plan.sequence=128", "--set", "plan.precision=fp32")
+    small = ("--model", "bert-large", "--set", "model.layers=4", "--set", "plan.sequence=128")
+    given = (*small, "--cluster", "dgx-a100", "--set", "plan.precision=fp32")
     candidates = json.loads(call("advise", *given, "--json").stdout)["candidates"]
     assert len(candidates) > 3
     assert not any("precision" in each["arguments"] for each in candidates)

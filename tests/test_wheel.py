@@ -81,7 +81,8 @@ def test_it_simulates_plans_and_reports_without_pytorch(installed: Path, tmp_pat
     simulated = run(installed, tmp_path, "simulate", *JOB)
     assert simulated.returncode == 0, simulated.stderr
     assert " per step, " in simulated.stdout
-    planned = run(installed, tmp_path, "plan", *JOB, "--vary", "plan.tp=1", "--vary", "plan.pp=1", "--seconds", "20")
+    few = [word for field in ("tp=1", "pp=1", "microbatch=4", "recompute=none") for word in ("--vary", f"plan.{field}")]
+    planned = run(installed, tmp_path, "plan", *JOB, *few, "--workers", "2", "--seconds", "60")
     assert planned.returncode == 0, planned.stderr
     assert "as arguments: " in planned.stdout
     parts = ("scaling", "clusters", "sensitivity", "published")

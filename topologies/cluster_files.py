@@ -6,7 +6,9 @@ fields are merged one by one (`peak` is replaced as a whole), `null` takes a fie
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +109,23 @@ def _group(given: object, own: object, where: str) -> dict[str, Any]:
 
 
 def _names(folder: str) -> list[str]:
-    return sorted(path.stem for path in (_HERE / folder).glob("*.yaml"))
+    return list(_there(folder, (_HERE / folder).stat().st_mtime_ns))
+
+
+@functools.lru_cache(maxsize=2)
+def _there(folder: str, _changed: int) -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in (_HERE / folder).glob("*.yaml")))
+
+
+def _shipped(folder: str, name: str) -> dict[str, Any]:
+    """The fields in a file of the catalogue, which is read once."""
+    path = _HERE / folder / f"{name}.yaml"
+    return deepcopy(_read(path, path.stat().st_mtime_ns))
+
+
+@functools.cache
+def _read(path: Path, _changed: int) -> dict[str, Any]:
+    return load_yaml(path)
 
 
 def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
@@ -118,7 +136,7 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
     if not is_path and name not in cluster_names():
         raise UserError(f"unknown cluster '{name}'{nearest(name, cluster_names())}")
     path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"
-    data = {"name": path.stem} | (_file(path) if is_path else load_yaml(path))
+    data = {"name": path.stem} | (_file(path) if is_path else _shipped("clusters", name))
     bases = data.pop("based_on", None) or []
     bases = bases if isinstance(bases, list) else [bases]
     if len(bases) > BASES or len(seen) >= BASES:
@@ -169,7 +187,7 @@ def _gpu(description: object) -> Any:
         return description
     if description not in gpu_names():
         raise UserError(f"unknown GPU '{description}'{nearest(description, gpu_names())}")
-    return {"name": description} | load_yaml(_HERE / "gpus" / f"{description}.yaml")
+    return {"name": description} | _shipped("gpus", description)
 
 
 def _merge(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:

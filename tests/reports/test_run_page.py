@@ -42,7 +42,7 @@ def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
     run = yaml.safe_load(EXAMPLE.read_text(encoding="utf-8"))["run"]
     plan = {"data_parallel": "zero1", "global_batch": 1024}
     job.write_text(json.dumps({"model": "gpt2-1.5b", "cluster": "dgx-a100", "nodes": 128, "plan": plan, "run": run}))
-    words = ["run", str(job), "--days", "20", "--replications", "4", "--workers", "1", "--report", str(folder)]
+    words = ["run", str(job), "--days", "8", "--replications", "2", "--workers", "1", "--report", str(folder)]
     result = CliRunner().invoke(shardyard.main, words)
     assert result.exit_code == 0, result.output
     text = path.read_text(encoding="utf-8")
@@ -59,7 +59,7 @@ def test_the_page_has_every_part_and_needs_nothing_else(tmp_path: Path) -> None:
     assert len(re.findall(r"<img alt=\"[^\"]+\" src=\"data:image/png;base64,", text)) == 5
     assert len(list(folder.glob("*.png"))) == 5
     data = json.loads(re.findall(r"<script type=\"application/json\" id=\"timeline\">(.*?)</script>", text, re.DOTALL)[0])
-    assert data["seconds"] == 20 * 86400
+    assert data["seconds"] == 8 * 86400
     assert len(text) < 500_000
     CliRunner().invoke(shardyard.main, words)
     assert path.read_text(encoding="utf-8") == text

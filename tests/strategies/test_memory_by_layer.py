@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+import shardyard
 from shardyard import read_job, simulate, summarise
 from sim.analysis.summary import Summary
 from strategies.job import Job
@@ -88,15 +88,19 @@ def test_a_materialised_gpt_keeps_what_the_rule_says() -> None:
 
 
 def test_the_command_and_the_page(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "shardyard", "simulate", "--model", "gpt2-1.5b", "--cluster", "dgx-h100"]
-    shown = subprocess.run([*command, "--by-layer", "--report", str(tmp_path)], capture_output=True, text=True, timeout=200)
-    assert shown.returncode == 0, shown.stderr
+
+    def asked(*options: str) -> str:
+        words = ["simulate", "--model", "gpt2-1.5b", "--cluster", "dgx-h100", *options]
+        result = CliRunner().invoke(shardyard.main, words)
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    shown = asked("--by-layer", "--report", str(tmp_path))
     for text in ("layer 0–47", "bytes per parameter", "together", "mlp up output", "arXiv:1910.02054"):
-        assert text in shown.stdout
+        assert text in shown
     page = (tmp_path / "report.html").read_text()
     assert "Memory by layer" in page
     assert "layer 0–47" in page
-    data = json.loads(subprocess.run([*command, "--by-layer", "--json"], capture_output=True, text=True, timeout=200).stdout)
+    data = json.loads(asked("--by-layer", "--json"))
     assert [part["name"] for part in data["by_layer"]["parts"]] == ["embedding", "layer 0–47", "head and loss"]
-    without = json.loads(subprocess.run([*command, "--json"], capture_output=True, text=True, timeout=200).stdout)
-    assert "by_layer" not in without
+    assert "by_layer" not in json.loads(asked("--json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,30 +26,33 @@ def job(name, module, sample, gpus=2, **plan):
     return replace(read, name=name)
 
 
-JOBS = [
-    job("ddp", *NET, accumulation=2),
-    job("ddp without overlap", *NET, accumulation=2, overlap=False),
-    job("ddp, own statistics", *NET, broadcast_buffers=False),
-    job("synchronised", *NET, accumulation=2, sync_norm=True),
-    job("dropout", f"{NORMALISED}:dropping", "3x8x8", accumulation=2),
-    job("a sum", f"{NORMALISED}:Summed", "3x8x8"),
-    job("16-bit gradients", *NET, data_parallel="ddp_fp16"),
-    job("powersgd", *NET, data_parallel="ddp_powersgd"),
-    job("zero1", *NET, data_parallel="zero1"),
-    job("zero2", *NET, data_parallel="zero2", accumulation=2, sync_norm=True),
-    job("zero3", *NET, data_parallel="zero3", accumulation=2),
-    job("zero redundancy optimizer", *NET, data_parallel="zero_redundancy_optimizer"),
-    job("local sgd", *NET, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
-    job("diloco", *NET, data_parallel="diloco", local_steps=2),
-    job("lenet", f"{ROOT}/examples/modules/lenet.py:lenet", "3x32x32", data_parallel="zero3"),
-    job("two inputs", f"{ROOT}/examples/modules/dlrm.py:dlrm", "13,26x128"),
-    job("resnet-18", f"{ROOT}/examples/modules/resnet.py:resnet18_cifar", "3x32x32", microbatch=2),
-]
+@cache
+def jobs():
+    """Traced when they are asked for, and not when tests are collected."""
+    return [
+        job("ddp", *NET, accumulation=2),
+        job("ddp without overlap", *NET, accumulation=2, overlap=False),
+        job("ddp, own statistics", *NET, broadcast_buffers=False),
+        job("synchronised", *NET, accumulation=2, sync_norm=True),
+        job("dropout", f"{NORMALISED}:dropping", "3x8x8", accumulation=2),
+        job("a sum", f"{NORMALISED}:Summed", "3x8x8"),
+        job("16-bit gradients", *NET, data_parallel="ddp_fp16"),
+        job("powersgd", *NET, data_parallel="ddp_powersgd"),
+        job("zero1", *NET, data_parallel="zero1"),
+        job("zero2", *NET, data_parallel="zero2", accumulation=2, sync_norm=True),
+        job("zero3", *NET, data_parallel="zero3", accumulation=2),
+        job("zero redundancy optimizer", *NET, data_parallel="zero_redundancy_optimizer"),
+        job("local sgd", *NET, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
+        job("diloco", *NET, data_parallel="diloco", local_steps=2),
+        job("lenet", f"{ROOT}/examples/modules/lenet.py:lenet", "3x32x32", data_parallel="zero3"),
+        job("two inputs", f"{ROOT}/examples/modules/dlrm.py:dlrm", "13,26x128"),
+        job("resnet-18", f"{ROOT}/examples/modules/resnet.py:resnet18_cifar", "3x32x32", microbatch=2),
+    ]
 
 
 def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process():
     """Both in fp64, in which a ReLU never turns rounding into another gradient: equal to 1e-6 and less."""
-    executed = validate(JOBS, seconds=0)
+    executed = validate(jobs(), seconds=0)
     for validated in executed:
         name, compared = validated.job.name, validated.execution.compared
         allowed = 3e-2 if name == "16-bit gradients" else 1e-6
@@ -80,7 +84,7 @@ def own_statistics(place, jobs, seconds):
 
 def test_statistics_that_are_not_broadcast_are_an_error():
     with pytest.raises(UserError, match="ddp: executed, but the running statistics differs by"):
-        launch(own_statistics, 2, [ready(JOBS[0])], 0.0)
+        launch(own_statistics, 2, [ready(jobs()[0])], 0.0)
 
 
 @pytest.mark.parametrize("shape", [(6, 5), (6, 5, 7), (6, 5, 3, 4)])
@@ -120,4 +124,4 @@ def test_a_module_that_does_not_fit_is_refused(monkeypatch):
 
     monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: 1000.0)
     with pytest.raises(UserError, match="each of 2 processes needs .* GB, also to compare with one process"):
-        execute(JOBS[:1], 0)
+        execute(jobs()[:1], 0)

@@ -39,7 +39,7 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
     ]
     free, kept = alternate(rows)
     numbers, profile = inside(start, ("nvlink",))
-    fitted = profile(search(numbers, profile, series(free, cluster, start), cluster.topology().kinds))
+    fitted = profile(search(numbers, profile, series(free, cluster, start), cluster.topology().kinds, starts=16))
     assert max(summary(error)[1] for error in errors(kept, cluster, fitted).values()) < 0.04
     truth = load_profile("h100")
     assert fitted.links["nvlink"].efficiency == pytest.approx(truth.links["nvlink"].efficiency, rel=0.05)
@@ -51,7 +51,7 @@ def test_fit_between_nodes_finds_what_made_the_times() -> None:
     cluster, start = load_cluster("dgx-h100").model_copy(update={"nodes": 2}), load_profile("h100")
     rows = predicted("dgx-h100", "h100", 16, 2, "all_gather")
     numbers, profile = network(start, rings=True)
-    fitted = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds))
+    fitted = profile(search(numbers, profile, series(rows, cluster, start), cluster.topology().kinds, starts=4))
     assert fitted.links["nic"].efficiency == pytest.approx(start.links["nic"].efficiency, rel=0.05)
     assert summary(errors(rows, cluster, fitted)["all_gather 16"])[1] < 0.03
 

@@ -15,6 +15,9 @@ from calibration import gpu_day
 from calibration.execute.limits import ready
 from calibration.gpu_day import STATE, Done, read_state, report, run
 from calibration.gpu_day.stages import SETS, Stage, stages
+from calibration.launch.place import available_cores
+from calibration.machine import describe
+from calibration.samples import Journal, Sample
 from calibration.validation_set import read_set, read_variants
 from strategies.predict import predict
 from topologies.reading import UserError
@@ -84,29 +87,27 @@ def test_a_folder_is_at_work_for_one_call_at_a_time(tmp_path: Path) -> None:
 
 
 def test_a_day_that_is_killed_in_the_middle_ends_its_stage_and_goes_on(tmp_path: Path) -> None:
-    """SIGTERM, as of a scheduler, in the first stage, a calibration: its ranks end, nobody holds the folder, and the samples are
-    gone on with.
+    """SIGTERM, as of a scheduler, in the first stage, a calibration that goes on with the samples of an earlier one, when some
+    more are there, however long that takes: its ranks end, and nobody holds the folder.
     """
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "calibration.gpu_day", "--output", str(tmp_path), "--minutes", "10", "--devices", "1"]
     samples = tmp_path / "quick-profile.samples.jsonl"
-
-    def killed_after(lines: int) -> str:
-        """The samples of a day that is killed when there are more than so many lines of them, however long that takes."""
-        day = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-        try:
-            while not samples.exists() or samples.read_bytes().count(b"\n") <= lines:
-                assert day.poll() is None
-                time.sleep(0.1)
-            day.send_signal(signal.SIGTERM)
-            assert day.wait(timeout=300) == 128 + signal.SIGTERM
-        finally:
-            day.kill()
-        return samples.read_text()
-
-    before = killed_after(3)
-    after = killed_after(before.count("\n"))
-    assert after.startswith(before[: before.rindex("\n")])
+    earlier = Journal(samples, describe("cpu", 1) | {"quick": True, "cores": len(available_cores())})
+    earlier.add(Sample(part="footprint", case={"kind": "context"}, value=1e8))
+    before = samples.read_text()
+    command = [sys.executable, "-m", "calibration.gpu_day", "--output", str(tmp_path), "--minutes", "10", "--devices", "1"]
+    day = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        while samples.read_bytes().count(b"\n") <= before.count("\n") + 3:
+            assert day.poll() is None
+            time.sleep(0.1)
+        day.send_signal(signal.SIGTERM)
+        assert day.wait(timeout=300) == 128 + signal.SIGTERM
+    finally:
+        day.kill()
+    assert samples.read_text().startswith(before)
+    with gpu_day._alone(tmp_path):  # raises where a stage is still there
+        assert not (tmp_path / STATE).exists()
 
 
 def test_a_file_that_is_no_state_is_refused(tmp_path: Path) -> None:

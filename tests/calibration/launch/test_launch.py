@@ -59,22 +59,30 @@ def test_every_rank_answers_and_tells():
     assert sorted(message["left"] for message in heard if "left" in message) == [0, 1]  # what NCCL has under way is waited for
 
 
-def wait_in_vain(place, seconds):
+def wait_in_vain(place):
+    """Rank 1 waits for a collective of a group that rank 0 is in, and never begins."""
+    from datetime import timedelta
+
     import torch
     import torch.distributed as dist
 
-    from calibration.execute.setup import mesh_of
+    from calibration.execute.setup import group_of, mesh_of
 
     part = mesh_of("cpu", (("dp", 2), ("tp", 1))).get_group("dp")
+    every = [part, group_of((0, 1)), dist.group.WORLD]
+    place.tell([group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in every])
     if place.rank == 0:
-        time.sleep(seconds)
+        dist.recv(torch.ones(1), 1)
+    part._get_backend(torch.device("cpu"))._set_default_timeout(timedelta(seconds=0.1))
     dist.all_reduce(torch.ones(1), group=part)
 
 
 def test_every_group_waits_as_long_as_the_ranks_do():
     """Groups of a device mesh have a timeout of their own, half an hour with gloo, ten minutes with NCCL."""
-    with patience(1.0), pytest.raises(RankError, match=r"ranks wait 1 s for each other \(--timeout SECONDS\)"):
-        launch(wait_in_vain, 2, 3.0)
+    heard = []
+    with patience(90.0), pytest.raises(RankError, match=r"ranks wait 90 s for each other \(--timeout SECONDS\)"):
+        launch(wait_in_vain, 2, hear=heard.append)
+    assert heard == [[90.0, 90.0, 90.0]] * 2
 
 
 @pytest.mark.parametrize(("how", "line"), [("raise", "ValueError: the line"), ("kill", "ended by SIGKILL (out of memory?)")])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import runpy
 from pathlib import Path
 
 import pytest
@@ -161,12 +160,10 @@ def test_two_flows_share_a_link_that_changes() -> None:
     assert ends(env, *sends) == [3.0, 3.0, 2.0]
 
 
-def test_the_example_with_two_devices() -> None:
+def test_the_example_with_two_devices(capsys: pytest.CaptureFixture[str]) -> None:
     """Until 5 ms the second send is half done; its other half takes 2 ms, and the third send 4 ms."""
-    shown = subprocess.run(
-        [sys.executable, "examples/engine/two_devices.py"], cwd=ROOT, env={"PYTHONPATH": "."}, check=True, capture_output=True
-    )
-    assert shown.stdout.decode().split("\n")[:-1] == [
+    runpy.run_path(str(ROOT / "examples/engine/two_devices.py"), run_name="__main__")
+    assert capsys.readouterr().out.split("\n")[:-1] == [
         "forward    0.0 to   2.0 ms",
         "send       2.0 to   4.0 ms",
         "backward   4.0 to   7.0 ms",

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gc
-import subprocess
+import runpy
 import sys
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+import shardyard
 from shardyard import Job, read_job, simulate, summarise
 from sim.program import Kernel
 from strategies.layers.model_costs import parts
@@ -459,13 +461,13 @@ def test_a_module_itself_and_a_job_file(file: Path, tmp_path: Path) -> None:
 
 
 def test_a_file_runs_only_when_it_is_named_and_that_is_said(file: Path) -> None:
-    command = [sys.executable, "-m", "shardyard", "simulate", "--cluster", "dgx-a100"]
-    run = subprocess.run([*command, "--model", f"{file}:build", "--input", "8"], capture_output=True, text=True, timeout=120)
-    assert run.returncode == 0, run.stderr
+    command = ["simulate", "--cluster", "dgx-a100", "--model", f"{file}:build"]
+    run = CliRunner().invoke(shardyard.main, [*command, "--input", "8"])
+    assert run.exit_code == 0, run.stderr
     assert "the file runs" in run.stdout
     assert f"{file}:build was run, and its passes on samples of 8 were traced: no repeated blocks" in run.stdout
-    refused = subprocess.run([*command, "--model", f"{file}:build"], capture_output=True, text=True, timeout=120)
-    assert refused.returncode == 2
+    refused = CliRunner().invoke(shardyard.main, command)
+    assert refused.exit_code == 2
     assert "the file runs" not in refused.stdout
     assert "needs the sizes of one sample: --input 3x224x224" in refused.stderr
 
@@ -540,10 +542,10 @@ def test_inputs() -> None:
     ]
 
 
-def test_the_example_runs() -> None:
-    run = subprocess.run([sys.executable, str(RESNET)], capture_output=True, text=True, timeout=120, cwd=RESNET.parents[2])
-    rows = [line.split() for line in run.stdout.splitlines()[1:]]
-    assert [row[0] for row in rows] == ["1", "8", "16", "64", "256"], run.stderr
+def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    runpy.run_path(str(RESNET), run_name="__main__")
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [row[0] for row in rows] == ["1", "8", "16", "64", "256"]
     assert float(rows[0][1]) < float(rows[-1][1])
 
 
