@@ -14,7 +14,7 @@ from sim.pricing.transfers.protocols import split
 from sim.pricing.transports import carried
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
-from topologies.documents.units import size
+from topologies.documents.units import show, size
 from topologies.reading import UserError, nearest
 
 MOST = 200  # sizes of one sweep
@@ -57,6 +57,11 @@ def bench(
         else f"{algorithm} alone: its error is unknown"
     )
     notes = [f"prices: profile {prices.profile.name}; {error}"]
+    if operation == "all_to_all" and (calling := prices.profile.collective_call):
+        notes.append(
+            f"small messages: a process that calls one after another waits for its host, {show(calling, 's')} a call by PyTorch, "
+            "which is not in these times"
+        )
     if log is None:
         return Sweep(operation, where, count, table), notes
     if (log.ranks, log.nodes) != (count, place.nodes):
@@ -142,6 +147,7 @@ def _about(path: str, log: Log) -> list[str]:
         shown = "; ".join(f"line {number}: {line[:60]}" for number, line in log.ignored[:NAMED])
         more = f"; and {len(log.ignored) - NAMED} more" if len(log.ignored) > NAMED else ""
         notes.append(f"{path}: ignored lines: {len(log.ignored)} ({shown}{more})")
+    notes += [f"{path}: {log.in_turn}"] if log.in_turn else []
     if log.wrong:
         notes.append(f"{path}: nccl-tests found wrong results in {log.wrong} rows")
     return notes

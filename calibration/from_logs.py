@@ -86,6 +86,7 @@ def read_rows(logs: Sequence[Path], cluster: Cluster, ranks: int, collective: st
         if operation not in ("", log.operation):
             raise UserError(f"--collective {collective}: {path} is of {log.operation}")
         notes += _of_others(path, log.gpus, cluster)
+        notes += [f"{path}: {log.in_turn}"] if log.in_turn else []
         rows += log.rows
         notes += [f"{path}: lines that were not understood: {len(log.ignored)}"] if log.ignored else []
     return rows, notes, ["traces of the PyTorch profiler"] * bool(traces) + ["nccl-tests"] * bool(others)

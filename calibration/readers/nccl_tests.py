@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ SLOWEST = 1e10  # microseconds of one, some three hours
 _HEAD = re.compile(r"\s*\d+\s+\d+\s+[a-z]\w*\s+[a-z]\w*\s+-?\d+\s", re.ASCII)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(T\S+)?", re.ASCII)
 _RANK = re.compile(r"^#\s+Rank\s+(\d+)\s+(?:Group\s+\d+\s+)?Pid\s+\d+\s+on\s+(\S+)\s+device(?:\s+\d+\s+\[[^\]]*\]\s+(.+))?")
+_GPUS = re.compile(r"^#\s*nThread\s+\d+\s+nGpus\s+(\d{1,4})\b", re.ASCII)
 _NAME = re.compile(r"^#\s*Collective test starting:\s*(\S+?)(?:_perf)?\s*$")
 _NAMES = {
     "allreduce": "all_reduce",
@@ -51,12 +53,19 @@ class Log(NamedTuple):
     ignored: list[tuple[int, str]]
     wrong: int  # rows whose results nccl-tests found wrong
     gpus: tuple[str, ...] = ()  # what the driver calls them; empty where the log does not say
+    launches: int = 1  # GPUs on which a thread launches in turn (-g)
+
+    @property
+    def in_turn(self) -> str:
+        """A note where a thread launched on several GPUs, which small messages wait for."""
+        what = f"a thread launched on {self.launches} GPUs in turn (-g), which small messages wait for"
+        return f"{what}: prices are of a process for each GPU" if self.launches > 1 else ""
 
 
 def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int = 0) -> Log:
     """Read a text log or JSON; operation, ranks and nodes count where the log does not say its own. Raises UserError."""
     read = _json if beginning_of(path, 4096).lstrip().startswith("{") else _text
-    name, hosts, gpus, halves, ignored = read(path)
+    name, hosts, gpus, halves, ignored, launches = read(path)
     operation = name or _operation(path.stem) or operation
     ranks, nodes = len(hosts) or ranks, len(set(hosts)) or nodes
     if not halves:
@@ -67,7 +76,8 @@ def read_nccl_tests(path: Path, operation: str = "", ranks: int = 0, nodes: int 
         listed = "lists one rank, which sends nothing" if hosts else "does not list its ranks: say how many, as --ranks 8"
         raise UserError(f"{path}: {listed}")
     rows = [Row(path.stem, operation, ranks, max(1, nodes), size, fmean(times)) for size, times, _ in halves if size and times]
-    return Log(operation, ranks, max(1, nodes), rows, ignored, sum(wrong for *_, wrong in halves), tuple(dict.fromkeys(gpus)))
+    wrong = sum(wrong for *_, wrong in halves)
+    return Log(operation, ranks, max(1, nodes), rows, ignored, wrong, tuple(dict.fromkeys(gpus)), launches)
 
 
 def operation_named(name: str) -> str:
@@ -79,12 +89,12 @@ def operation_named(name: str) -> str:
 
 
 _Halves = list[tuple[float, list[float], bool]]  # size, seconds of each half, whether a result was wrong
-_Read = tuple[str, list[str], list[str], _Halves, list[tuple[int, str]]]
+_Read = tuple[str, list[str], list[str], _Halves, list[tuple[int, str]], int]
 
 
 def _text(path: Path) -> _Read:
     name, hosts, gpus, halves, ignored = "", {}, [], [], []
-    width = 4  # columns of a half
+    width, launches = 4, 1  # columns of a half, GPUs of a thread
     for number, line in lines_of(path, MOST):
         line = line.rstrip()
         if len(line) > LINE:
@@ -92,6 +102,8 @@ def _text(path: Path) -> _Read:
         elif match := _RANK.match(line):
             hosts[int(match[1])] = match[2]
             gpus += [match[3].strip()] if match[3] else []
+        elif match := _GPUS.match(line):
+            launches = int(match[1])
         elif match := _NAME.match(line):
             name = _operation(match[1])
         elif line.startswith(VERSIONS):
@@ -104,7 +116,7 @@ def _text(path: Path) -> _Read:
             ignored.append((number, line.strip()[:200]))
         if len(ignored) > IGNORED:
             raise UserError(f"{path}: not a log of nccl-tests: more than {IGNORED:,} lines are no rows of it")
-    return name, list(hosts.values()), gpus, halves, ignored
+    return name, list(hosts.values()), gpus, halves, ignored, launches
 
 
 def _row(line: str, width: int) -> tuple[float, list[float], bool] | None:
@@ -145,7 +157,9 @@ def _json(path: Path) -> _Read:
     devices = [device for device in _listed(data.get("devices")) if isinstance(device, Mapping)]
     hosts = [str(device.get("hostname", "")) for device in devices]
     gpus = [str(device["device_info"]) for device in devices if device.get("device_info")]
-    return _operation(str(program)), hosts, gpus, halves, ignored
+    words = list(map(str, args)) if isinstance(args, list) else str(args).split()
+    launches = next((int(word) for option, word in pairwise(words) if option == "-g" and re.fullmatch(r"\d{1,4}", word)), 1)
+    return _operation(str(program)), hosts, gpus, halves, ignored, launches
 
 
 def _times(half: Mapping[str, Any]) -> list[float]:

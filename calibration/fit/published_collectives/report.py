@@ -16,7 +16,16 @@ import numpy as np
 
 from calibration.fit.published_collectives.fit import Array, errors, inside, network, search, series, summary
 from calibration.fit.published_collectives.refit import CLUSTERS, MOST, fitted
-from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, node_rows, sweep_rows, vtrain_rows
+from calibration.fit.published_collectives.rows import (
+    EXCLUDED,
+    ONE_THREAD,
+    UNNAMED,
+    Row,
+    alternate,
+    node_rows,
+    sweep_rows,
+    vtrain_rows,
+)
 from sim.collectives import offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile
@@ -26,12 +35,12 @@ from topologies.cluster_files import load_cluster
 
 LEAST = 8  # sizes of a sweep that is fitted to
 MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, cluster, what its nodes have instead
-    "S001 S006 S071 S072 S081 S083 S085 S102 S103 S104": ("a100", "dgx-a100", {}),
+    "S001 S004 S005 S006 S071 S072 S081 S083 S085 S088 S102 S103 S104": ("a100", "dgx-a100", {}),
     "S032 S048 S051 S074": ("a100", "azure-ndv4", {}),
     "S012 S018": ("a100", "aws-p4d", {}),
     "S073": ("a100", "dgx-a100", {}),
     "S084": ("a100", "dgx-a100", {"nics": 4, "gpus": 4}),
-    "S007 S008 S009 S010 S089 S090 S091 S028 S052 S070": ("h100", "dgx-h100", {}),
+    "S007 S008 S009 S010 S089 S090 S091 S093 S028 S052 S070": ("h100", "dgx-h100", {}),
     "S013 S014 S022": ("h100", "aws-p5", {}),
     "S025 S036": ("h100", "gcp-a3-mega", {}),
     "S035": ("h100", "gcp-a3-high", {}),
@@ -41,6 +50,8 @@ MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, c
     "S040": ("h100", "alps", {"gpus": 1, "nics": 1, "wiring": "bare", "nvlink": 0.0}),
     "S077 S024 S027": ("b200", "hgx-b200", {}),
     "S078": ("b200", "aws-p6-b200", {}),
+    "S069": ("b200", "gb200-nvl72", {}),
+    "S049": ("mi300x", "mi300x", {}),
 }
 
 
@@ -89,7 +100,8 @@ def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster) ->
         held = summary(_all(kept, cluster, fitted(*way, series(free, cluster, profile), cluster)))
     what = f"{first.nodes} × {cluster.name}, {first.operation} of {first.ranks}"
     off = _all(rows, cluster, profile)
-    own = Errors(cluster.name, first.nodes, first.operation, off)
+    machine = cluster.name + ", network not described" * (name in UNNAMED) + ", one thread for all GPUs" * (name in ONE_THREAD)
+    own = Errors(machine, first.nodes, first.operation, off)
     return Line(name, what, len({row.bytes for row in rows}), held, summary(off), own)
 
 

@@ -26,9 +26,6 @@ EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
     "S033": "TCP over IPoIB",
     "S039": "TCP fallback",
     "S017": "scatter is not fitted",
-    "S004": "broadcast is not fitted",
-    "S005": "reduce is not fitted",
-    "S049": "AMD",
     "S080": "10 us timer and times that fall as sizes grow",
     "S082": "times that fall as sizes grow by half",
     "S086": "times that fall as sizes grow by half",
@@ -37,6 +34,14 @@ EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
     "S100": "A40: no profile",
     "S101": "A40: no profile",
 }
+# nccl-tests -g 8: one thread launches on all GPUs in turn; other sweeps have a process for each
+ONE_THREAD = ("S001", "S004", "S005", "S006", "S071")
+LEAST = {  # bytes from which on a sweep is precise enough
+    "S078": 2.0**18,  # its rates are rounded to 0.01 GB/s
+    **dict.fromkeys(("S081", "S083", "S085", "S089", "S090", "S091"), 2.0**20),  # below, times jump to and fro: 60, 40, 46 us
+}
+ONE_DOMAIN = ("S069",)  # trays of a rack, whose NVLink makes them one node
+UNNAMED = ("S070", "S073", "S084")  # between nodes over a network that the source does not describe
 
 
 def node_rows(tables: Path, gpu: str) -> list[Row]:
@@ -73,8 +78,9 @@ def sweep_rows(tables: Path) -> dict[str, list[Row]]:
     mean = table.groupby(keys).time_us.mean().reset_index()
     result: dict[str, list[Row]] = {}
     for sweep, op, n, nodes, size, micro in mean.itertuples(index=False):
-        row = Row(sweep, OPERATIONS.get(op, op), int(n), int(nodes), float(size), 1e-6 * micro)
-        result.setdefault(sweep, []).append(row)
+        row = Row(sweep, OPERATIONS.get(op, op), int(n), 1 if sweep in ONE_DOMAIN else int(nodes), float(size), 1e-6 * micro)
+        if size >= LEAST.get(sweep, 0.0):
+            result.setdefault(sweep, []).append(row)
     return result
 
 

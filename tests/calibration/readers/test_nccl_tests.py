@@ -23,7 +23,7 @@ def test_log_with_timestamps_and_na() -> None:
 
 def test_log_with_interval_columns_blank_half_and_no_name() -> None:
     log = read_nccl_tests(FOLDER / "all_gather_perf.log")
-    assert (log.operation, log.ranks, log.nodes, log.ignored) == ("all_gather", 4, 1, [])
+    assert (log.operation, log.ranks, log.nodes, log.ignored, log.launches) == ("all_gather", 4, 1, [], 4)
     assert [row.seconds for row in log.rows] == pytest.approx([22.5e-6, 60.7e-6, 118.5e-6, 325.4e-6])
 
 
