@@ -21,7 +21,7 @@ from calibration.fit.published_kernels.refit import tidy
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import load_profile
 from sim.pricing.transfers.protocols import PROTOCOLS
-from sim.pricing.transports import FOLDER, Steps, load_transport, with_network
+from sim.pricing.transports import FOLDER, NetworkTransport, Steps, load_transport, with_network
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
 from topologies.documents.writing import write_whole
@@ -109,7 +109,18 @@ def fitted(rows: list[Row], spec: Sweep, cluster: Cluster) -> tuple[Profile, boo
     rings = rows[0].operation != "all_reduce"
     start = load_profile(spec.profile).model_copy(update={"tuner": spec.tuner})
     numbers, profile_of = network(start, rings, efficiency=True)
-    return profile_of(search(numbers, profile_of, series(rows, cluster, start), cluster.topology().kinds)), rings
+
+    def carried(values: Mapping[str, float]) -> Profile:
+        """With a tuner, which takes what is fastest, the other kind of algorithm moves along as where it is used; without one,
+        sizes that NCCL runs by rings say nothing of trees.
+        """
+        if not spec.tuner:
+            return profile_of(values)
+        prices: tuple[Steps, Steps] = {}, steps_of(profile_of(values), rings)
+        steps, own = prices if rings else prices[::-1]
+        return with_network(start, NetworkTransport.model_construct(profile=spec.profile, tuner=True, steps=steps, rings=own))
+
+    return carried(search(numbers, carried, series(rows, cluster, start), cluster.topology().kinds)), rings
 
 
 def steps_of(profile: Profile, rings: bool) -> Steps:

@@ -90,3 +90,11 @@ def test_every_sweep_is_a_series_or_excluded_with_a_reason() -> None:
     rows = sweep_rows(RAW)
     assert set(EXCLUDED) <= set(rows)
     assert all(row.seconds > 0 and row.ranks >= 2 for several in rows.values() for row in several)
+
+
+def test_a_thread_launches_on_its_gpus_in_turn() -> None:
+    """Eight launches of 5 us; published sweeps of `nccl-tests -g 8` take 34 to 40 us of small messages."""
+    size, cluster, profile = 1024.0, load_cluster("dgx-a100"), load_profile("a100")
+    one, each = (Row(name, "all_gather", 8, 1, size, 40e-6) for name in ("S001", "S072"))
+    assert errors([one], cluster, profile)["S001"] == pytest.approx([0.0])
+    assert errors([each], cluster, profile)["S072"] < -0.5

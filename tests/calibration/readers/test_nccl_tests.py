@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from calibration.bench import bench
 from calibration.readers.nccl_tests import read_nccl_tests
 from topologies.reading import UserError
 
@@ -62,9 +63,11 @@ def test_json(tmp_path: Path) -> None:
     ]
     devices = [{"rank": r, "hostname": f"n{r // 2}", "device": r % 2} for r in range(4)]
     path = tmp_path / "out.json"
-    path.write_text(json.dumps({"version": 3, "args": "/opt/reduce_scatter_perf -b 1K", "devices": devices, "results": results}))
+    path.write_text(
+        json.dumps({"version": 3, "args": "/opt/reduce_scatter_perf -b 1K -g 2", "devices": devices, "results": results})
+    )
     log = read_nccl_tests(path)
-    assert (log.operation, log.ranks, log.nodes) == ("reduce_scatter", 4, 2)
+    assert (log.operation, log.ranks, log.nodes, log.launches) == ("reduce_scatter", 4, 2, 2)
     assert [(row.bytes, row.seconds) for row in log.rows] == [(1024.0, pytest.approx(30e-6)), (2048.0, pytest.approx(50e-6))]
     assert len(log.ignored) == 1
 
@@ -90,3 +93,18 @@ def test_what_is_no_log_is_one_clear_line(name: str, text: str, message: str, tm
         read_nccl_tests(path)
     assert "\n" not in str(raised.value)
     assert str(path) in str(raised.value)
+
+
+def test_a_log_of_one_thread_is_told_apart() -> None:
+    log = FOLDER / "all_gather_perf.log"
+    _, notes = bench("all_gather", "dgx-a100", nodes=1, ranks=4, measured=str(log))
+    assert f"{log}: {read_nccl_tests(log).in_turn}" in notes
+    assert "launched on 4 GPUs in turn" in read_nccl_tests(log).in_turn
+    assert not read_nccl_tests(FOLDER / "all_reduce_2x8.log").in_turn
+
+
+def test_an_all_to_all_says_that_its_host_is_not_counted() -> None:
+    """A profile knows what a call by PyTorch takes."""
+    _, notes = bench("all_to_all", "dgx-h100", nodes=1)
+    assert any("waits for its host, 44.8 µs a call by PyTorch" in note for note in notes)
+    assert not any("its host" in note for note in bench("all_gather", "dgx-h100", nodes=1)[1])
