@@ -221,7 +221,7 @@ KINDS: dict[str, tuple[str, Callable[[], list[Any]], Callable[[Any], bytes], Cal
         lambda: shipped("tests/data/models/*.json"),
         as_json,
         lambda: texts("tests/data/models/*.json"),
-        lambda path: job_of(model=str(path)),
+        lambda path: job_of(model=str(path), plan={}),  # of "model" a plan is looked for
     ),
     "deepspeed": (
         "d.json",

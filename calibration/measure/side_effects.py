@@ -5,7 +5,7 @@ Imports torch: import this module inside the function that needs it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from calibration.execute.model import Transformer
 from calibration.execute.model.tensor_parallel import tensor_parallel
 from calibration.launch.groups import new_group
-from calibration.measure.bench import Bench, Probe, Reading
+from calibration.measure.bench import LEAST, Action, Bench, Probe, Reading
 from calibration.measure.grid import Grid
 from calibration.measure.layer_check import model
 
@@ -183,7 +183,7 @@ def _tensor_parallel(width: int, tokens: int) -> Callable[[Bench], Reading]:
                 all_reduce(x.detach(), "sum", group).view(-1)  # which waits
 
         actions = (*(_step(each, x) for each in (*plain, *cut)), called)
-        count = int(np.clip(bench.gather([max(bench.repetitions(action)[0] for action in actions)]).max(), 10, 30))
+        count = _few(bench, actions)
         times = np.median([[_seconds(action, bench) for action in actions] for _ in range(count)], axis=0)
         layer = (times[3] - times[2] - times[1] + times[0]) / (DEPTHS[1] - DEPTHS[0])
         both = bench.gather([max(0.0, float(layer)) / PER_LAYER + float(times[4]) / LAYERS])
@@ -223,13 +223,19 @@ def _split(width: int, tokens: int) -> Callable[[Bench], Reading]:
                 parameter.grad = None
             return seconds
 
-        count = int(np.clip(bench.gather([bench.repetitions(lambda: step(True))[0]]).max(), 10, 30))
+        count = _few(bench, [lambda: step(True)])
         times = np.array([(step(True), step(False)) for _ in range(count)])
         added = max(0.0, float(np.median(times[:, 0] - times[:, 1]))) / (MICROBATCHES * DEPTHS[1] * PER_LAYER)
         both = bench.gather([added])
         return Reading(float(both.mean()), float(both.min()), 0.0, count)
 
     return run
+
+
+def _few(bench: Bench, actions: Sequence[Action]) -> int:
+    """How often whole steps are timed: 10 to 30 times, less where a calibration is late."""
+    asked = bench.gather([max(bench.repetitions(action)[0] for action in actions)]).max()
+    return int(np.clip(asked, max(LEAST, bench.pace * 10), 30))
 
 
 def _step(net: nn.Module, x: Tensor) -> Callable[[], None]:
