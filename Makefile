@@ -73,7 +73,7 @@ bench: $(VENV)/ready  ## speed; takes a minute
 	$(BIN)/python -m pytest tests/benchmarks -m benchmark -s
 
 gpu: $(VENV)/ready  ## on a machine with NVIDIA GPUs: calibrate, execute everything, compare; 30 minutes; interrupted, it goes on
-	$(BIN)/python -m calibration.gpu_day --output out/gpu --minutes $(MINUTES)
+	$(BIN)/python -m calibration.gpu_day --output out/gpu --minutes $(MINUTES) $(if $(CLUSTER),--cluster $(CLUSTER))
 
 mutants: $(VENV)/ready  ## small wrong changes of sim/ and strategies/: which does no test notice? an hour
 	$(BIN)/python tests/mutants.py

@@ -7,6 +7,8 @@ import platform
 import re
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from math import gcd
+from pathlib import Path
 from typing import Any
 
 from calibration.devices import Kind
@@ -47,6 +49,7 @@ GPUS = {  # what the driver calls a GPU, without its maker -> its name in the ca
 }
 MAKERS = r"(NVIDIA |Tesla |AMD )*"
 ALIKE = 0.1  # of its memory by which a GPU may differ from the one in the catalogue: what ECC and the driver keep
+LESS_MEMORY = {"v100-sxm2-16gb": "v100-sxm2-32gb"}  # a GPU -> another that is wired in the same nodes
 REFERENCE = ("dgx-", "hgx-")  # the maker's own nodes: of clusters with one GPU these come before those of clouds
 
 
@@ -105,21 +108,55 @@ def catalogue_cluster(gpu: str, per_node: int) -> Cluster:
     """A cluster of the catalogue with this GPU and at least so many in a node, its maker's own node before those of clouds; one
     bare GPU needs no links. Raises UserError.
     """
+    if cluster := _wired(gpu, per_node):
+        return cluster
+    if per_node == 1:
+        return inline_cluster({"name": gpu, "node": {"gpu": gpu, "gpus": 1, "wiring": "bare"}}, gpu)
+    if (alike := LESS_MEMORY.get(gpu)) and (cluster := _wired(alike, per_node)):
+        return load_cluster(cluster.name, overrides={"node.gpu": gpu})
+    raise UserError(f"no cluster of the catalogue has {per_node} × {gpu} in a node: describe how it is wired, --cluster FILE")
+
+
+def _wired(gpu: str, per_node: int) -> Cluster | None:
     for name in sorted(cluster_names(), key=lambda name: not name.startswith(REFERENCE)):
         cluster = load_cluster(name)
         if len(cluster.gpu_kinds) == 1 and cluster.node.gpu.name == gpu and cluster.node.gpus >= per_node:
             return cluster
-    if per_node == 1:
-        return inline_cluster({"name": gpu, "node": {"gpu": gpu, "gpus": 1, "wiring": "bare"}}, gpu)
-    raise UserError(f"no cluster of the catalogue has {per_node} × {gpu} in a node: describe how it is wired, --cluster FILE")
+    return None
 
 
 def part_of(gpu: str, count: int) -> dict[str, Any]:
     """`count` of these GPUs in one node, as a cluster file. Raises UserError."""
     if count == 1:
         return {"name": f"one-{gpu}", "node": {"gpu": gpu, "gpus": 1, "wiring": "bare"}}
-    node = {"gpus": count}
-    return {"name": f"{count}-{gpu}", "based_on": catalogue_cluster(gpu, count).name, "nodes": 1, "node": node}
+    part = _part(catalogue_cluster(gpu, count), count)
+    return {"name": f"{count}-{gpu}"} | part | {"node": part["node"] | {"gpu": gpu}}
+
+
+def own_part(path: str, count: int, device: Kind) -> dict[str, Any]:
+    """`count` GPUs of one node of a cluster that the user describes, as a cluster file. Raises UserError."""
+    cluster = load_cluster(path)
+    if another := another_gpu(cluster, device):
+        raise UserError(f"--cluster {path}: {another}")
+    if cluster.node.gpus < count:
+        raise UserError(f"--cluster {path}: has {cluster.node.gpus} GPUs in a node, and {count} are to be measured (--devices)")
+    based = path if path in cluster_names() else str(Path(path).resolve())
+    return _part(cluster, count) | {"name": f"{count}-{cluster.node.gpu.name}", "based_on": based}
+
+
+def _part(cluster: Cluster, count: int) -> dict[str, Any]:
+    """A node of the cluster with so many of its GPUs, which no message leaves. Raises UserError."""
+    node, own = cluster.node, {"gpus": count}
+    if node.nics:
+        own["nics"] = count
+    over_pcie = node.gpus_per_switch > 0
+    if (node.wiring == "cube_mesh" and count != node.gpus) or (
+        over_pcie and count % node.sockets
+    ):  # it depends on which they are
+        raise UserError(f"{count} of the {node.gpus} GPUs of {cluster.name}: describe how they are wired, --cluster FILE")
+    if over_pcie:
+        own["gpus_per_switch"] = gcd(count // node.sockets, node.gpus_per_switch)
+    return {"based_on": cluster.name, "nodes": 1, "node": own}
 
 
 def another_gpu(cluster: Cluster, device: Kind) -> str | None:

@@ -44,6 +44,7 @@ class ComputeDevice(ABC):
     any_source: ClassVar[bool]  # whether its backend receives from whichever rank sends first
     batch_norm: ClassVar[bool]  # whether torch.nn.SyncBatchNorm takes its tensors
     beyond: ClassVar[str]  # what `held` tells
+    copies: ClassVar[int]  # of operands, at most, that are taken in turn so that none is in the cache
 
     def __init__(self, index: int = 0) -> None:
         self.index = index
@@ -85,6 +86,11 @@ class ComputeDevice(ABC):
     def precisions(self) -> tuple[str, ...]:
         """Precisions of matrix products that it has, the one of training first."""
 
+    @property
+    @abstractmethod
+    def flash(self) -> bool:
+        """Whether PyTorch's flash attention runs on it, in 16 bits."""
+
     @abstractmethod
     def use_tf32(self, allowed: bool) -> bool:
         """Whether products of fp32 run in TF32 from now on; whether they did."""
@@ -106,6 +112,10 @@ class ComputeDevice(ABC):
     @abstractmethod
     def touch(self, size: float) -> None:
         """Have so many bytes mapped before anything is timed, where the first touch of memory is paid by whoever makes it."""
+
+    @abstractmethod
+    def give_back(self) -> None:
+        """What the allocator keeps for later is anybody's again: the library of collectives has an allocator of its own."""
 
     @abstractmethod
     def memory(self) -> Memory:

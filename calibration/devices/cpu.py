@@ -29,6 +29,7 @@ class CpuDevice(ComputeDevice):
     any_source: ClassVar[bool] = True
     batch_norm: ClassVar[bool] = False
     beyond: ClassVar[str] = "resident memory of a process"
+    copies: ClassVar[int] = 16
 
     def count(self) -> int:
         """Cores that this process may use."""
@@ -61,6 +62,11 @@ class CpuDevice(ComputeDevice):
     def precisions(self) -> tuple[str, ...]:
         """What PyTorch's CPU kernels are quick in."""
         return ("fp32",)
+
+    @property
+    def flash(self) -> bool:
+        """There is a kernel of its own."""
+        return True
 
     def use_tf32(self, allowed: bool) -> bool:
         """Cores have none."""
@@ -97,6 +103,9 @@ class CpuDevice(ComputeDevice):
         import torch
 
         torch.ones(max(1, int(size)), dtype=torch.uint8)
+
+    def give_back(self) -> None:
+        """Nothing: pages are to stay mapped."""
 
     def memory(self) -> Memory:
         """Of all tensors that are alive."""

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from calibration.devices.base import Action, Clock, ComputeDevice, Kind, Memory
-from calibration.devices.monitor import Monitor, NvidiaMonitor
+from calibration.devices.monitor import Monitor, NvidiaMonitor, free_memory
 
 BF16 = (8, 0)  # compute capability from which products in bf16 and TF32 run on tensor cores (CUDA C++ Programming Guide, table of
 FP8 = (8, 9)  # features by compute capability), and from which they do in fp8
@@ -31,6 +31,7 @@ class CudaDevice(ComputeDevice):
     any_source: ClassVar[bool] = False
     batch_norm: ClassVar[bool] = True
     beyond: ClassVar[str] = "memory that the device lost"
+    copies: ClassVar[int] = 2**13  # of 64 KiB: an L2 cache has up to 126 MB, and three times as much is overwritten
 
     def __init__(self, index: int = 0) -> None:
         import torch
@@ -88,11 +89,21 @@ class CudaDevice(ComputeDevice):
         return f"NCCL {'.'.join(map(str, self._cuda.nccl.version()))}, CUDA {torch.version.cuda}"
 
     def precisions(self) -> tuple[str, ...]:
-        """bf16 first where it runs on tensor cores, else fp16 (V100, T4)."""
+        """bf16 first where it runs on tensor cores, else fp16 (V100, T4). AMD's have another fp8, and most no TF32."""
+        import torch
+
         own = self._properties
+        if torch.version.hip is not None:
+            return ("bf16", "fp16", "fp32")
         if (own.major, own.minor) < BF16:
             return ("fp16", "fp32")
         return ("bf16", "fp16", "tf32", "fp32", *(["fp8"] if (own.major, own.minor) >= FP8 else []))
+
+    @property
+    def flash(self) -> bool:
+        """From Ampere on ("FlashAttention only supports Ampere GPUs or newer", torch 2.13)."""
+        own = self._properties
+        return bool((own.major, own.minor) >= BF16)
 
     def use_tf32(self, allowed: bool) -> bool:
         """Of cuBLAS."""
@@ -103,8 +114,16 @@ class CudaDevice(ComputeDevice):
         return before
 
     def free(self, ranks: int) -> float:
-        """What is free on it: a GPU takes one rank."""
-        return float(self._cuda.mem_get_info(self.index)[0])
+        """What is free on it: a GPU takes one rank.
+
+        CUDA tells it in a context alone, which takes memory itself, and of which a GPU in exclusive mode has one, its rank's: a
+        process that has none here asks the driver.
+        """
+        import torch
+
+        known = getattr(torch._C, "_cuda_hasPrimaryContext", None)
+        told = free_memory(self._driver_name) if known is not None and not known(self.index) else None
+        return float(self._cuda.mem_get_info(self.index)[0]) if told is None else told
 
     def cache(self) -> float:
         """The L2 cache."""
@@ -117,6 +136,10 @@ class CudaDevice(ComputeDevice):
 
     def touch(self, size: float) -> None:
         """Nothing: its allocator maps memory once, in a warm-up."""
+
+    def give_back(self) -> None:
+        """What the caching allocator has cached."""
+        self._cuda.empty_cache()
 
     def memory(self) -> Memory:
         """As the caching allocator counts it."""
@@ -154,16 +177,26 @@ class CudaDevice(ComputeDevice):
         return time.perf_counter
 
     def monitor(self) -> Monitor:
-        """Of this GPU, which nvidia-smi may number otherwise."""
+        """Of this GPU."""
+        return NvidiaMonitor(self._driver_name)
+
+    @property
+    def _driver_name(self) -> str:
+        """As nvidia-smi knows it, which may number GPUs otherwise."""
         uuid = str(self.facts()["uuid"])
-        return NvidiaMonitor(f"GPU-{uuid.removeprefix('GPU-')}" if uuid else str(self.index))
+        return f"GPU-{uuid.removeprefix('GPU-')}" if uuid else str(self.index)
 
 
 class CudaMemory(Memory):
-    """The allocator keeps peaks; what others left in its cache is given back first."""
+    """The allocator keeps peaks; what others left in its cache is given back first. Workspaces of cuBLAS, which it holds from the
+    first product on (32 MiB on Hopper), are no tensors.
+    """
 
     def __init__(self, cuda: Any, index: int) -> None:
+        import torch
+
         self._cuda, self._index = cuda, index
+        self._clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)
 
     def __enter__(self) -> Self:
         self._cuda.empty_cache()
@@ -180,3 +213,6 @@ class CudaMemory(Memory):
         self._cuda.synchronize(self._index)
         self.peak = int(self._cuda.max_memory_allocated(self._index))
         self.reserved = int(self._cuda.max_memory_reserved(self._index))
+        held = int(self._cuda.memory_allocated(self._index))
+        self._clear()
+        self.peak -= held - int(self._cuda.memory_allocated(self._index))

@@ -134,6 +134,16 @@ class NvidiaMonitor(Monitor):
             self._process.terminate()
 
 
+def free_memory(device: str) -> float | None:
+    """Bytes of a GPU that nobody has taken, as nvidia-smi says; None where it does not. device: UUID or number."""
+    command = ["nvidia-smi", f"--id={device}", "--query-gpu=memory.free", "--format=csv,noheader,nounits"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
+        return 2.0**20 * float(said)
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return None
+
+
 def parsed(line: str, now: float) -> Moment | None:
     """A line of nvidia-smi; None of one that is no sample. A value that the board does not have is 0."""
     parts = [part.strip() for part in line.split(",")]

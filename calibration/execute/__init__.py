@@ -5,14 +5,15 @@ Its modules import torch (but `limits` and this one, which start them): import t
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from calibration.devices import Kind, class_of
-from calibration.devices import device as compute_device
+from calibration.devices import ComputeDevice, Kind, class_of
 from calibration.execute.limits import compared_in_parts, ready, throttled
 from calibration.execute.traced.limits import EXACTLY, EXCHANGED
+from calibration.launch.launcher import under_launcher
 from calibration.launch.place import Hear, crowded, find_device, need_torch
 from calibration.launch.ranks import launch
 from calibration.machine import another_gpu
@@ -60,7 +61,10 @@ def execute(jobs: Sequence[Job], seconds: float, hear: Hear | None = None, nodes
         raise UserError("jobs that are executed together must have the same effects")
     need_torch()
     device = device_of(jobs[0])
-    streamed = _room(jobs, device)
+    kind = class_of(device)
+    if kind.ordered and not under_launcher() and kind().count() < ranks:  # one process may drive them all, too
+        raise UserError(f"{jobs[0].where}: needs {ranks} GPUs, and torch finds {kind().count()} on this machine")
+    streamed = room(jobs, device)
     processes = 1 if jobs[0].plan.data_parallel == "dataparallel" else ranks
 
     from calibration.execute.worker import work
@@ -94,21 +98,22 @@ def device_of(job: Job) -> Kind:
     return kind
 
 
-def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
+def room(jobs: Sequence[Job], device: Kind) -> list[bool]:
     """For each job whether the process that it is compared with must do with one layer at a time, because this machine's memory
-    does not hold the whole model beside the larger of a rank's peak and its states.
+    does not hold the whole model beside the larger of a rank's peak and its states. Under a launcher each rank answers for
+    its own.
 
     Raises UserError where there is no room for that either.
     """
     from calibration.execute.reference.streamed import needed as least
     from strategies.predict import predict
 
-    here, streamed = compute_device(device), []
+    kind, streamed = class_of(device), []
     for job in jobs:
-        ranks = 1 if here.ordered else min(job.cluster.node.gpus, job.cluster.gpus)
-        peak, alone, free = predict(job).worst.peak, _alone(job), here.free(ranks)
+        ranks = min(job.cluster.node.gpus, job.cluster.gpus)
+        peak, alone, free = predict(job).worst.peak, _alone(job), _free(kind, ranks)
         # a GPU has a rank of its own, which computes what one process would while its own states are still there
-        whole = peak + alone if here.ordered else max(peak, alone)
+        whole = peak + alone if kind.ordered else max(peak, alone)
         streamed.append(whole > free)
         if whole <= free:
             continue
@@ -116,7 +121,7 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
         needed = peak + least(job) if in_parts else whole
         if needed > free or job.plan.hook.local:
             why = f"; data_parallel={job.plan.data_parallel} needs the whole model in one process" if job.plan.hook.local else ""
-            who = "a GPU needs" if here.ordered else f"each of {ranks} processes needs"
+            who = "a GPU needs" if kind.ordered else f"each of {ranks} processes needs"
             how = "layer by layer " if in_parts else ""
             smaller = "scale the model down" + (", such as --set model.layers=2" if job.model.module is None else "")
             raise UserError(
@@ -124,6 +129,14 @@ def _room(jobs: Sequence[Job], device: Kind) -> list[bool]:
                 f"{free / 1e9:.1f} GB left{why}; {smaller}"
             )
     return streamed
+
+
+def _free(kind: type[ComputeDevice], ranks: int) -> float:
+    """Bytes that each of the ranks on this machine may take, of GPUs that of them which has least; under a launcher this one."""
+    if under_launcher():
+        return kind.of_rank(int(os.environ["LOCAL_RANK"])).free(ranks)
+    own = range(min(ranks, kind().count())) if kind.ordered else range(1)
+    return min(kind(index).free(ranks) for index in own)
 
 
 def _alone(job: Job) -> float:

@@ -131,7 +131,8 @@ def shared(setup: Setup) -> Shared:
     plan, causal = setup.plan, setup.job.model.family == "decoder"
     tokens = experts = None
     if plan.cp > 1:
-        tokens = ContextParallel(setup.group("cp"), setup.at["cp"], plan.cp, plan.cp_method, causal)
+        flash = setup.place.compute.flash
+        tokens = ContextParallel(setup.group("cp"), setup.at["cp"], plan.cp, plan.cp_method, causal, flash)
     if plan.ep > 1:
         experts = ExpertParallel(setup.group("ep"), plan.ep)
     return Shared(tokens, experts)

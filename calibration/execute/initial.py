@@ -58,24 +58,28 @@ def fill(net: nn.Module, name_of: Callable[[str], str], cut: Cut) -> None:
             mine = parameter.to_local()
             _, offset = compute_local_shape_and_global_offset(parameter.shape, parameter.device_mesh, parameter.placements)
         if mine.numel():
-            mine.copy_(values(name_of(name), shape, [first + offset[0], *offset[1:]], mine.shape))
+            mine.copy_(values(name_of(name), shape, [first + offset[0], *offset[1:]], mine.shape, mine.device))
     for module in net.modules():
         if isinstance(module, Attention):
             module.fill_tables()
 
 
-def values(name: str, shape: Sequence[int], offset: Sequence[int], size: Sequence[int]) -> Tensor:
-    """The part of a parameter of that shape that begins at `offset` and has `size` elements along each dimension, in fp32."""
+def values(
+    name: str, shape: Sequence[int], offset: Sequence[int], size: Sequence[int], device: torch.device | str = "cpu"
+) -> Tensor:
+    """The part of a parameter of that shape that begins at `offset` and has `size` elements along each dimension, in fp32. Made
+    on the device: the one core of a GPU's rank takes 10 s and more for two billion random numbers.
+    """
     if "norm" in name.split(".")[-2]:
-        return torch.full(tuple(size), float(name.endswith("weight")))
+        return torch.full(tuple(size), float(name.endswith("weight")), device=device)
     rows = max(1, BLOCK // math.prod(shape[1:]))
     begin, end = offset[0], offset[0] + size[0]
     parts = []
     for number in range(begin // rows, -(-end // rows)):
         first = number * rows
-        block = torch.empty(min(rows, shape[0] - first), *shape[1:])
+        block = torch.empty(min(rows, shape[0] - first), *shape[1:], device=device)
         seed = zlib.crc32(f"{SEED} {name} {number}".encode())
-        block.normal_(0.0, DEVIATION, generator=torch.Generator().manual_seed(seed))
+        block.normal_(0.0, DEVIATION, generator=torch.Generator(device).manual_seed(seed))
         parts.append(block[max(0, begin - first) : end - first])
     whole = torch.cat(parts)
     for dimension, (start, length) in enumerate(zip(offset[1:], size[1:], strict=True), 1):

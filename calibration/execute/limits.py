@@ -11,6 +11,7 @@ from calibration.launch.launcher import under_launcher
 from calibration.launch.place import available_cores
 from calibration.launch.throttle import SLOWEST
 from sim.engine.effects.speed import Speed
+from sim.pricing.prices import SDPA
 from strategies.job import Job
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
@@ -84,6 +85,9 @@ EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framewor
 
 
 EXECUTED_KERNELS = ("torch", "compiled")  # operator by operator, or each layer by torch.compile
+# a GPU's fastest attention kernel may be faster than PyTorch's own, which is executed in its place; cores have one
+FASTEST = "flash"
+EXECUTED_ATTENTION = (FASTEST, SDPA, "materialised")
 
 
 def check_model(model: Model) -> None:
@@ -108,6 +112,8 @@ def ready(job: Job, emulated: bool = False) -> Job:
     if kernels not in EXECUTED_KERNELS:
         raise UserError(f"{job.where}: kernels={kernels} is simulated only: PyTorch executes {' and '.join(EXECUTED_KERNELS)}")
     changed: dict[str, object] = {"kernels": kernels}
+    if job.cluster.node.gpu.sms and job.plan.attention == FASTEST:
+        changed["attention"] = SDPA
     if blocking(job):
         changed["overlap"] = False
     given, asked = job.plan.model_fields_set, job.plan.overlap
@@ -321,6 +327,8 @@ def _of_fields(job: Job) -> Iterator[str]:
         yield f"optimizer={plan.optimizer} is simulated only: adam, momentum and sgd are executed"
     if plan.recompute == "selective":
         yield "recompute=selective: PyTorch's fused attention keeps nothing that selective recomputation would restore"
+    if plan.attention not in EXECUTED_ATTENTION:
+        yield f"attention={plan.attention} is simulated only: PyTorch executes its own, {SDPA}, or materialised"
     if plan.algorithm != "auto":
         yield f"algorithm={plan.algorithm}: gloo has one, and NCCL is told by its own variable NCCL_ALGO"
     if plan.pp > 1 and not plan.overlap_p2p:

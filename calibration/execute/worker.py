@@ -47,6 +47,7 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
         if reason:
             raise UserError(f"{job.where}: not executed: {reason}")
     _laid_out(place, jobs)
+    streamed = _agreed(place, streamed)
     gc.freeze()  # what torch has imported stays, and is left out below
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
@@ -72,6 +73,15 @@ def _laid_out(place: Place, jobs: Sequence[Job]) -> None:
                 f"{job.where}: nodes of {each} processes, but the launcher started rank {wrong} as number {local[wrong]} of its "
                 f"node; --nodes {local.count(0)} and --set cluster.node.gpus={place.world // local.count(0)} describe its nodes"
             )
+
+
+def _agreed(place: Place, streamed: Sequence[bool]) -> Sequence[bool]:
+    """Under a launcher each rank has seen what memory its own device has left: one that lacks it decides for all."""
+    if not under_launcher():
+        return streamed
+    every: list[Any] = [None] * place.world
+    dist.all_gather_object(every, list(streamed))
+    return [any(marks) for marks in zip(*every, strict=True)]
 
 
 def _execution(place: Place, job: Job, seconds: float, streamed: bool, drifts: bool) -> dict[str, Any]:

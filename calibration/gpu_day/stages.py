@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 from calibration.devices import Kind, class_of
-from calibration.validation_set import SHIPPED, read_variants
+from calibration.execute import room
+from calibration.execute.limits import ready
+from calibration.validation_set import SHIPPED, read_set, read_variants
+from topologies.reading import UserError
 
 SETS = Path(__file__).parent
 CLUSTER = "cluster.yaml"  # the machine as a cluster, in the folder
@@ -40,9 +44,27 @@ def slug(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
 
 
-def stages(kind: Kind, devices: int) -> list[Stage]:
+def sets(kind: Kind) -> list[Path]:
+    """Of real models, whose steps are measured."""
+    return sorted(SETS.glob(f"{kind}-*.yaml"))
+
+
+def refused(path: Path, kind: Kind, cluster: Path) -> dict[str, str]:
+    """Variants of a set that cannot be executed on this machine, which a cluster file describes, and why not."""
+    result = {}
+    devices = read_set(str(path), (), cluster=str(cluster))[0].cluster.gpus
+    for name in read_variants(str(path), devices):
+        try:
+            (job,) = read_set(str(path), (), [name], cluster=str(cluster))
+            room([ready(job)], kind)
+        except UserError as error:
+            result[name] = str(error)
+    return result
+
+
+def stages(kind: Kind, devices: int, without: Mapping[Path, Collection[str]] = MappingProxyType({})) -> list[Stage]:
     """For so many devices of this machine: every strategy once, a quick profile, steps of real models beside their predictions, a
-    full profile, and the steps by that.
+    full profile, and the steps by that. without: variants of sets that are left out.
     """
     gpus = class_of(kind).ordered
     seconds = 10.0 if gpus else 0.5
@@ -53,9 +75,15 @@ def stages(kind: Kind, devices: int) -> list[Stage]:
     first = Stage("quick calibration", ("calibrate", "--quick", "--output", quick, *ranks, *calibration), FULL, once=QUICK)
     strategies = list(_strategies((*cluster, *(() if gpus else ("--profile", quick))), devices))
     result = [*strategies, first] if gpus else [first, *strategies]  # cores are described by what is measured
-    result += list(_steps(kind, quick, cluster, seconds, "by the quick profile"))
+    only = {path: _left(path, devices, without.get(path, ())) for path in sets(kind)}
+    result += list(_steps(only, quick, cluster, seconds, "by the quick profile"))
     result.append(Stage("calibration", ("calibrate", "--output", PROFILE, *ranks, *calibration), FULL, once=WHOLE))
-    return [*result, *_steps(kind, PROFILE, cluster, seconds, "by the full profile")]
+    return [*result, *_steps(only, PROFILE, cluster, seconds, "by the full profile")]
+
+
+def _left(path: Path, devices: int, without: Collection[str]) -> list[str] | None:
+    """Variants of a set without some; None: all of them."""
+    return [name for name in read_variants(str(path), devices) if name not in without] if without else None
 
 
 def _strategies(priced: tuple[str, ...], devices: int) -> Iterator[Stage]:
@@ -68,11 +96,17 @@ def _strategies(priced: tuple[str, ...], devices: int) -> Iterator[Stage]:
         yield Stage(f"strategy {name}", command, SMOKE, priced[1::2])
 
 
-def _steps(kind: Kind, profile: str, cluster: tuple[str, str], seconds: float, by: str) -> Iterator[Stage]:
-    """Step times, volumes and peak memory of real models."""
+def _steps(
+    only: Mapping[Path, list[str] | None], profile: str, cluster: tuple[str, str], seconds: float, by: str
+) -> Iterator[Stage]:
+    """Step times, volumes and peak memory of real models. only: sets, and of those that are not whole the variants."""
     needs = tuple(dict.fromkeys((profile, cluster[1])))
-    for path in sorted(SETS.glob(f"{kind}-*.yaml")):
-        stem = f"{path.stem.partition('-')[2]}-{Path(profile).stem}"
+    for path, names in only.items():
+        if names == []:
+            continue
+        model = path.stem.partition("-")[2]
+        stem = f"{model}-{Path(profile).stem}"
         files = ("--output", f"steps-{stem}.json", "--plot", f"steps-{stem}.png")
-        command = ("validate", str(path), "--seconds", f"{seconds:g}", "--launches", "1", *cluster, "--profile", profile, *files)
-        yield Stage(f"steps of {path.stem.partition('-')[2]} {by}", command, STEPS, needs)
+        chosen = tuple(word for name in names or () for word in ("--only", name))
+        command = ("validate", str(path), *chosen, "--seconds", f"{seconds:g}", "--launches", "1", *cluster, "--profile", profile)
+        yield Stage(f"steps of {model} {by}", (*command, *files), STEPS, needs)

@@ -8,6 +8,7 @@ were busy with (/proc/stat) beyond the CPU time of the ranks themselves.
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from calibration.devices import ComputeDevice
 from calibration.launch.place import Place
 from calibration.measure.interference import busy
 
@@ -155,13 +157,23 @@ class Bench:
         middle = sorted(result)[STRETCHES // 2]
         return Reading(middle, middle, (max(result) - min(result)) / middle, STRETCHES)
 
-    def kernel(self, action: Action) -> Reading:
-        """Seconds of a computation, while every rank runs the same: the mean over ranks of the median over repetitions."""
+    def cold(self, make: Callable[[], Any], size: float) -> Iterator[Any]:
+        """Copies of operands of so many bytes in turn, so many that none is still in a cache when it comes again."""
+        copies = [make() for _ in range(int(np.clip(math.ceil(self.room / max(size, 1.0)), 1, self.place.compute.copies)))]
+        while True:
+            yield from copies
+
+    def kernel(self, action: Action, on: ComputeDevice | None = None) -> Reading:
+        """Seconds of a computation, while every rank runs the same: the mean over ranks of the median over repetitions.
+
+        on: where it runs, if that is not the rank's device.
+        """
+        where = on or self.place.compute
         _, about = self.repetitions(action)
         batch = max(1, int(TICK / max(about, 1e-7)))
         count = int(np.clip(self.pace * self.budget / max(about * batch, 1e-7), LEAST, MOST))
         self.barrier()
-        mine = self.times(action, count, batch=batch, clock=self.clock)
+        mine = where.times(action, count, None, batch, where.clock())
         both = self.gather([float(np.median(mine)), spread(mine)])
         return Reading(float(both[:, 0].mean()), float(both[:, 0].min()), float(both[:, 1].max()), count)
 
@@ -177,13 +189,6 @@ def trimmed(values: Array) -> float:
     ordered = np.sort(values)
     cut = int(TRIM * len(ordered))
     return float(ordered[cut : len(ordered) - cut].mean())
-
-
-def cold(make: Callable[[], Any], size: float, room: float) -> Iterator[Any]:
-    """Copies of operands in turn, so many that none is still in a cache when it comes again."""
-    copies = [make() for _ in range(int(np.clip(room / max(size, 1.0), 1, 16)))]
-    while True:
-        yield from copies
 
 
 class Watch:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from calibration.measure.bench import Action, Bench, Probe, Reading, cold
+from calibration.measure.bench import Action, Bench, Probe, Reading
 from calibration.measure.grid import Grid
 from calibration.measure.training import piece
 
@@ -40,13 +40,13 @@ def _local(bench: Bench) -> int:
 
 def _product(side: int, bench: Bench) -> Action:
     left = torch.randn(side, side, device=bench.device).to(bench.dtype)
-    turns = cold(left.clone, left.nbytes, bench.room)
+    turns = bench.cold(left.clone, left.nbytes)
     return lambda: left @ next(turns)
 
 
 def _stream(elements: int, bench: Bench) -> Action:
     values = torch.zeros(elements, device=bench.device)
-    turns = cold(values.clone, values.nbytes, bench.room)
+    turns = bench.cold(values.clone, values.nbytes)
     return lambda: next(turns).add_(1.0)
 
 

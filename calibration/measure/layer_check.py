@@ -17,9 +17,10 @@ from scipy.optimize import nnls
 from calibration.samples import Merged
 from sim.analysis.summary import summarise
 from sim.engine.player import run
-from sim.pricing.prices import Crowding, Prices, Profile
+from sim.pricing.prices import SDPA, Crowding, Prices, Profile
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
+from strategies.plan.defaults import with_precision
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.cluster import Cluster
@@ -102,9 +103,10 @@ def crowding(merged: Sequence[Merged], profile: Profile, cluster: Cluster) -> tu
 
 
 def _passes(of: Model, tokens: int, cluster: Cluster, prices: Prices) -> tuple[float, float]:
-    """Predicted seconds of a step's forward and backward passes."""
-    precision = "bf16" if cluster.node.gpu.sms else "fp32"
-    fields = {"microbatch": BATCH, "global_batch": BATCH, "precision": precision, "kernels": "torch"}
-    plan = Plan.model_validate(fields | {"sequence": tokens // BATCH})
+    """Predicted seconds of a step's forward and backward passes, in the precision that the device trains in."""
+    gpu = cluster.node.gpu
+    fields = {"microbatch": BATCH, "global_batch": BATCH, "kernels": "torch", "sequence": tokens // BATCH}
+    own = {"attention": SDPA} if gpu.sms else {"precision": "fp32"}
+    plan, _ = with_precision(Plan.model_validate(fields | own), [gpu])
     breakdown = summarise(run(lower(of, Resolved.of(plan, of, 1)), cluster.topology(), prices)).breakdown
     return breakdown["forward"], breakdown["backward"]

@@ -12,6 +12,7 @@ from dataclasses import asdict, replace
 from math import inf
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from calibration.drift import PARTS
@@ -155,11 +156,20 @@ class _Session:
         if probe.part != "anchor" and (number, key) in self.done:
             self.tell({"skipped": 1})
             return False
-        sample = self._once(probe, number)
-        if sample.foreign > LIMIT and self.patience > 0:
-            self._wait()
-            again = self._once(probe, number)
-            sample = min(sample, again, key=lambda reading: reading.foreign)
+        try:
+            sample = self._once(probe, number)
+            if sample.foreign > LIMIT and self.patience > 0:
+                self._wait()
+                again = self._once(probe, number)
+                sample = min(sample, again, key=lambda reading: reading.foreign)
+        except torch.OutOfMemoryError:
+            if self.bench.place.world > 1:  # others wait in the middle of the case
+                raise
+            self.bench.place.compute.give_back()
+            self.tell(
+                {"note": f"{probe.part}, {', '.join(map(str, probe.case.values()))}: no memory is left for it: not measured"}
+            )
+            return False
         self._keep(sample)
         return True
 
@@ -170,6 +180,7 @@ class _Session:
         reading = probe.run(self.bench)
         foreign = self.watch.foreign()
         gc.collect(0)
+        self.bench.place.compute.give_back()
         self.patience -= float(self.bench.gather([time.perf_counter() - start]).max()) if foreign > LIMIT else 0.0
         numbers: dict[str, Any] = {name: float(f"{value:.6g}") for name, value in asdict(reading).items()}
         return Sample(

@@ -44,6 +44,7 @@ def pressed(bench: Bench, grid: Grid) -> list[Sample]:
     name = bench.place.compute.precisions()[0]
     values = {"early": float(worst[0]), "late": float(worst[1])}
     values |= {kind: float(value) for kind, value in sensors.items() if isinstance(value, float) and value > 0}
+    values |= {reason: 1.0 for reason in str(sensors.get("reasons", "")).split(", ") if reason}  # why the clock is not higher
     return [
         Sample(part="sustained", case={"kind": kind, "dtype": name, "side": float(side)}, value=float(f"{value:.6g}"))
         for kind, value in values.items()

@@ -104,7 +104,7 @@ class Profile(Config):
     name: str
     gpu: str  # catalogue name of the GPU that was measured
     applies_to: tuple[str, ...] = ()  # catalogue names that it serves
-    provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead
+    provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead; SDPA, where it is another
     gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
     forward: dict[str, GemmCurve] = Field(default_factory=dict)  # the same of forward passes, where they were fitted apart
     attention: AttentionCurve
@@ -272,7 +272,7 @@ class Prices:
         except KeyError:
             raise UserError(f"dtype={dtype!r}: the GPU has no such peak{nearest(dtype, self.gpu.peak)}") from None
 
-    def _curve(self, dtype: str) -> GemmCurve:
+    def curve(self, dtype: str) -> GemmCurve:
         """The curve of a dtype, or one that was measured with another: in the same part of its peak, but a tile starts and ends,
         and bytes are paid for, in as many seconds as there. At the power limit of this board.
         """
@@ -296,7 +296,7 @@ class Prices:
 
     def _gemm(self, kernel: Kernel) -> float:
         batch, m, n, k = kernel.shape
-        curve, peak, bandwidth = self._curve(kernel.dtype), self._peak(kernel.dtype), self.gpu.memory_bandwidth
+        curve, peak, bandwidth = self.curve(kernel.dtype), self._peak(kernel.dtype), self.gpu.memory_bandwidth
         if kernel.phase in FORWARD:
             curve = self.profile.forward.get(kernel.dtype, curve)
         width = _WIDTH[kernel.dtype]
@@ -351,7 +351,8 @@ class Prices:
     def extrapolation(self, kernel: Kernel) -> str | None:
         """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
         part = _PART[kernel.kind]
-        provenance = self.profile.provenance.get(part)
+        own = kernel.variant if part == "attention" else ""
+        provenance = self.profile.provenance.get(own) or self.profile.provenance.get(part)
         if provenance is None or not provenance.measured:
             return f"{part}: not measured for profile '{self.profile.name}'"
         if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):

@@ -13,7 +13,6 @@ of the library (logical volume), not what the library's algorithm puts on the wi
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import comm
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 NAMES = {  # operator -> operation; coalesced and in-place forms have the same name
     "allreduce_": "all_reduce",
@@ -160,13 +159,13 @@ def copies_counted(counting: Counting) -> Iterator[None]:
 
 @contextmanager
 def threads_counted(counting: Counting) -> Iterator[None]:
-    """Count also all-reduces that other threads start, which a dispatch mode does not see: gloo's run what follows a reduction in
-    DDP's PowerSGD hook.
+    """Count also all-reduces that threads start without the dispatch mode: gloo's run what follows a reduction in DDP's PowerSGD
+    hook. Autograd's, which run backward passes of GPUs and DDP's hooks with them, have the mode of their caller.
     """
-    before, here = dist.all_reduce, threading.current_thread()
+    before = dist.all_reduce
 
     def all_reduce(tensor: torch.Tensor, *arguments: Any, **options: Any) -> Any:
-        if threading.current_thread() is not here:
+        if counting not in _get_current_dispatch_mode_stack():
             ranks = tuple(dist.get_process_group_ranks(options.get("group") or dist.group.WORLD))
             size = float(_size(tensor))
             counting.moved.append(Moved("all_reduce", ranks, size, sent("all_reduce", size, len(ranks))))

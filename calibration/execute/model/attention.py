@@ -24,7 +24,7 @@ def places(documents: Sequence[int], device: torch.device) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Flash calls scaled_dot_product_attention, materialised writes scores and probabilities to memory. Causal in decoders.
+    """Calls scaled_dot_product_attention; materialised writes scores and probabilities to memory. Causal in decoders.
     context: with whom tokens are shared; `sequence` are those of all. documents: tokens of each of those that the next pass's
     sequences are packed of, which attend to themselves only.
     """
@@ -40,7 +40,7 @@ class Attention(nn.Module):
     ) -> None:
         super().__init__()
         self.context, self.sequence = context, sequence
-        self.dim, self.flash, self.dropout = model.head_dim, attention == "flash", dropout
+        self.dim, self.flash, self.dropout = model.head_dim, attention != "materialised", dropout
         self.causal = model.family == "decoder"
         self.repeat = model.heads // model.kv_heads
         width, shared = model.heads * model.head_dim, model.kv_heads * model.head_dim

@@ -31,13 +31,14 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, eq=False)
 class ContextParallel:
-    """Rank `rank` of the `ranks` in `group`. method: "ring" or "ulysses"."""
+    """Rank `rank` of the `ranks` in `group`. method: "ring" or "ulysses"; flash: whether the device has it for 16 bits."""
 
     group: Any
     rank: int
     ranks: int
     method: str
     causal: bool
+    flash: bool = True
 
     def positions(self, sequence: int) -> Tensor:
         """Which tokens of a sequence this rank has, in its order."""
@@ -68,7 +69,7 @@ class Ring(torch.autograd.Function):
         merged: tuple[Tensor, Tensor] | None = None
         for rank, queries, keys in _blocks(context, q.shape[2]):
             block_k, block_v = _widened(every[rank], keys, q)
-            block, sums = _flash(q[:, :, queries], block_k, block_v, context.causal and rank == context.rank)
+            block, sums = _fused(q[:, :, queries], block_k, block_v, context.causal and rank == context.rank, context.flash)
             own = block.to(torch.float32), sums
             merged = _merged(*merged, *own, queries) if merged else own
         assert merged is not None
@@ -88,7 +89,7 @@ class Ring(torch.autograd.Function):
             sums = total[:, :, queries].contiguous()  # kernels take no others
             causal = context.causal and rank == context.rank
             block_k, block_v = _widened(every[rank], keys, q)
-            of_q, *of_block = _flash_backward(own_gradient, own_q, block_k, block_v, own_result, sums, causal)
+            of_q, *of_block = _fused_backward(own_gradient, own_q, block_k, block_v, own_result, sums, causal, context.flash)
             of_queries[:, :, queries] += of_q
             for place, part in zip(of_keys[rank], of_block, strict=True):
                 shared = part.shape[1] > place.shape[1]  # by several heads of queries
@@ -148,11 +149,11 @@ def _widened(pair: Tensor, keys: slice, q: Tensor) -> tuple[Tensor, Tensor]:
     return wide[0], wide[1]
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tensor]:
+def _fused(q: Tensor, k: Tensor, v: Tensor, causal: bool, flash: bool = True) -> tuple[Tensor, Tensor]:
     """The result and the logarithm of each query's sum of exponentials, by the kernel of the device and the type."""
     if q.device.type == "cpu":
         result, sums = aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal)
-    elif q.dtype == torch.float32:
+    elif q.dtype == torch.float32 or not flash:
         result, sums, *_ = aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal)
         sums = sums[:, :, : q.shape[2]]  # rows are padded
     else:
@@ -160,8 +161,8 @@ def _flash(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> tuple[Tensor, Tenso
     return result, sums
 
 
-def _flash_backward(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, sums: Tensor, causal: bool
+def _fused_backward(
+    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, sums: Tensor, causal: bool, flash: bool = True
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of queries, keys and values, of the part of a result that comes from these keys: probabilities are made again
     from the sums over all keys.
@@ -169,7 +170,7 @@ def _flash_backward(
     arguments = (gradient, q, k, v)
     if q.device.type == "cpu":
         made = aten._scaled_dot_product_flash_attention_for_cpu_backward(*arguments, result, sums, 0.0, causal)
-    elif q.dtype == torch.float32:
+    elif q.dtype == torch.float32 or not flash:
         rows = functional.pad(sums, (0, -sums.shape[2] % 32), value=torch.inf)
         seed = torch.zeros((), dtype=torch.int64, device=q.device)
         made = aten._scaled_dot_product_efficient_attention_backward(

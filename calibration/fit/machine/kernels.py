@@ -35,7 +35,7 @@ from sim.pricing.transfers.measured_tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit
-PHYSICS = ("sustained", "byte_energy", "aligned", "early")  # what is not fitted to bursts of single products
+PHYSICS = ("sustained", "byte_energy", "aligned", "batched", "early")  # what is not fitted to bursts of single products
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
 CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
@@ -108,10 +108,11 @@ def fit_gemm(
     seconds, out = seconds_of(rows), kept(rows)
     width, stored = WIDTH[dtype], max(2, WIDTH[dtype])  # results are of 16 bits or more
     traffic = width * batch * (m * k + k * n), stored * batch * m * n
-    rates, product = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), Product((batch, m, n, k), traffic)
+    rates, several = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), batch > 1
 
     def price(curve: GemmCurve) -> Array:
-        free, limited = gemm_clocks(curve, rates, product, throttling)
+        reached: Any = np.where(several, curve.batched, 1.0)
+        free, limited = gemm_clocks(curve, rates, Product((batch, m, n, k), traffic, reached), throttling)
         return np.asarray(launch + nearest(free, limited, seconds - launch) if gpu.sms else launch + limited)
 
     def curve_of(values: Mapping[str, float]) -> GemmCurve:
@@ -126,8 +127,14 @@ def fit_gemm(
     return curve, points(f"products {dtype}{name}", 2 * batch * m * n * k, seconds, price(curve), out)
 
 
-def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float) -> tuple[AttentionCurve, list[Point]]:
-    """The curve of fused causal attention, forward and backward, and its points by FLOPs."""
+def fit_attention(
+    rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: float, base: AttentionCurve | None = None
+) -> tuple[AttentionCurve, list[Point]]:
+    """The curve of fused causal attention, forward and backward, and its points by FLOPs.
+
+    base: another calibration of this kind of GPU, whose backward pass in a fixed order the curve keeps: it is not measured.
+    """
+    kept_numbers = {"ordered": base.ordered} if base is not None and gpu.sms else {}
     fused = [row for row in rows if row.case["way"] in ("forward", "backward")]
     batch, heads, length, dim = columns(fused, "batch", "heads", "sequence", "head_dim")
     backward = np.array([row.case["way"] == "backward" for row in fused])
@@ -136,8 +143,8 @@ def fit_attention(rows: Sequence[Merged], gpu: Hardware, dtype: str, launch: flo
     bounds = dict(ATTENTION_BOUNDS if gpu.sms else CORE_ATTENTION) | {"backward": (0.1, 3.0)}
 
     def curve_of(values: Mapping[str, float]) -> AttentionCurve:
-        rest = {} if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
-        return AttentionCurve.model_construct(**({"block": 128} | rest | dict(values)))  # type: ignore[arg-type]
+        rest: dict[str, Any] = kept_numbers if gpu.sms else {"block": 1, "wave": 0.0, "keys_block": CORE_KEYS}
+        return AttentionCurve.model_construct(**({"block": 128} | rest | dict(values)))
 
     def price(values: Mapping[str, float]) -> Array:
         forward = attention_seconds(curve_of(values), gpu.peak[dtype], max(1, gpu.sms), shape, np.minimum)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from calibration.devices import class_of
+from calibration.devices.monitor import REASONS
 from calibration.drift import anchors_of
 from calibration.fit.machine import kernels, overheads
 from calibration.fit.machine.links import LEAST, PAIRS, RINGS, fit_links, transports
@@ -14,7 +16,8 @@ from calibration.fit.machine.provenance import quality
 from calibration.fit.machine.tables import Point, errors, leave_out, narrow_sum, rows, series_name, tables
 from calibration.fit.published_kernels.products import sustained
 from calibration.samples import Merged
-from sim.pricing.kernel_curves import GemmCurve
+from sim.pricing.kernel_curves import AttentionCurve, GemmCurve
+from sim.pricing.prices import SDPA, Prices
 
 PASSES = {  # of strategies.lowering.optimizer_step and strategies.data_parallel.compressed -> what was measured
     "gradient norm": "norm",
@@ -35,6 +38,8 @@ class Fit(Parts):
 
     def all(self, name: str) -> Fitted:
         """Every part that there are samples of."""
+        if self.gpu.sms:
+            self.kept()
         self.launch()
         for step in (self.gemm, self.attention, self.memory, self.collectives):
             step()
@@ -51,6 +56,22 @@ class Fit(Parts):
         update = self.change | {"name": name, "provenance": self.provenance, "gpu": self.gpu.name, "applies_to": ()}
         self.result.profile = self.base.model_copy(update=update)
         return self.result
+
+    def kept(self) -> None:
+        """Prices of another board's kernels stay those of this board: its power limit leaves another part of them."""
+        there = self.base.gpu if self.base.gpu != self.gpu.model else ""
+
+        def of_board(curves: Mapping[str, AttentionCurve]) -> dict[str, AttentionCurve]:
+            return {name: curve.model_copy(update={"gpu": curve.gpu or there}) for name, curve in curves.items()}
+
+        self.change["gemm"] = {dtype: self.known.curve(dtype) for dtype in self.base.gemm}
+        self.change |= of_board({"attention": self.base.attention})
+        self.change |= {name: of_board(getattr(self.base, name)) for name in ("attention_of", "older")}
+
+    @cached_property
+    def known(self) -> Prices:
+        """This GPU's by the profile that the fit starts from."""
+        return Prices(self.base, self.gpu)
 
     @property
     def _launch(self) -> float:
@@ -81,14 +102,14 @@ class Fit(Parts):
                 forward[dtype], points = kernels.fit_gemm(ahead, self.gpu, dtype, self._launch, name=", forward")
                 compared += points
                 samples = [sample for sample in samples if sample not in ahead]
-            known, name = self.base.gemm.get(dtype), ", backward" if dtype in forward else ""
+            known, name = self.known.curve(dtype) if self.gpu.sms else None, ", backward" if dtype in forward else ""
             curves[dtype], points = kernels.fit_gemm(samples, self.gpu, dtype, self._launch, known, self.base.throttling, name)
             curves[dtype] = self._at_the_limit(curves[dtype], dtype)
             compared += points
         if not curves:
             return
         self.change["forward"] = forward
-        self.change["gemm"] = dict(self.base.gemm) | curves if self.gpu.sms else curves  # what was not measured stays
+        self.change["gemm"] = self.change.get("gemm", {}) | curves  # what of a GPU was not measured stays
         self._capped(curves, every)
         names = ("batch", "m", "n", "k")
         ranges = dict(zip(names, kernels.columns(every, *names), strict=True))
@@ -112,11 +133,13 @@ class Fit(Parts):
         limit = sustained(curve, self.gpu, dtype, 2 * side**3 / late, self.base.throttling, side)
         if late < (1 + STEADY) * early:  # it does not reach the limit, which lies above what it draws
             limit = max(limit, curve.sustained)
-        said = ", ".join(
+        measured = (
             f"{value:.4g} {unit}"
             for kind, unit in (("clock", "MHz"), ("power", "W"), ("temperature", "°C"))
             if (value := self.value("sustained", kind=kind))
         )
+        why = (reason for reason in REASONS.values() if self.value("sustained", kind=reason))
+        said = ", ".join([*measured, *why])
         self.result.notes.append(
             f"{dtype} products of {side:.0f} without a pause take {late / early - 1:+.1%} once the device is warm"
             + (f" ({said})" if said else "")
@@ -137,23 +160,33 @@ class Fit(Parts):
                 )
 
     def attention(self) -> None:
-        """Fused attention; materialised attention is made of products and softmax, and checks them."""
+        """Fused attention; materialised attention is made of products and softmax, and checks them.
+
+        What a GPU was measured with is PyTorch's own kernel; its fastest one keeps the price that others measured, if they did.
+        """
         fused = [sample for sample in self.of("attention") if sample.case["way"] != "materialised"]
         if len(fused) < kernels.LEAST:
             return
         dtype = str(fused[0].case["dtype"])
-        curve, points = kernels.fit_attention(fused, self.gpu, dtype, self._launch)
-        self.change["attention"] = curve
+        curve, points = kernels.fit_attention(fused, self.gpu, dtype, self._launch, self.base.attention)
+        known = self.base.provenance.get("attention")
+        part = "attention"
+        if self.gpu.sms:
+            self.change["older"] |= {SDPA: curve}
+            part = SDPA if known is not None and known.measured else part
+        if part != SDPA:
+            self.change["attention"] = curve
         batch, heads, length, dim = kernels.columns(fused, "batch", "heads", "sequence", "head_dim")
         ranges = {"batch": batch, "heads": heads, "head_dim": dim, "queries": length, "keys": length}
         self.note(
-            "attention",
+            part,
             f"{len(fused)} passes of causal scaled_dot_product_attention, {dtype}, forward and backward",
             "formula of sim/pricing/prices.py fitted to half of them",
             points,
             ranges,
             quality(fused),
         )
+        self.result.points["attention"] = self.result.points.pop(part)
 
     def memory(self) -> None:
         """A table of each operator that is priced by itself, one curve for all others; the optimizer's rate."""

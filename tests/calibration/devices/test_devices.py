@@ -12,17 +12,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calibration.devices import device
+import calibration.execute
+from calibration.devices import device, unseen
+from calibration.devices.cpu import CpuDevice
 from calibration.devices.cuda import CudaDevice
+from calibration.execute import device_of, execute
 from calibration.launch.place import Place, prepare
-from calibration.machine import another_gpu, catalogue_cluster, catalogue_gpu, known_gpu, part_of
+from calibration.machine import another_gpu, catalogue_cluster, catalogue_gpu, known_gpu, own_part, part_of
 from calibration.measure.grid import grid
 from calibration.request import Request, check_parts
 from sim.pricing.profile_file import yaml_text
+from strategies.read_job import read_job
 from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
 
 GIB = 2.0**30
+TINY = {"name": "tiny", "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 64, "context": 16}
 
 
 def a_gpu(
@@ -108,6 +113,21 @@ def test_a_cluster_of_other_gpus_than_those_at_hand_is_refused(monkeypatch: pyte
         check_parts(Request(tmp_path / "p.yaml", cluster="dgx-h100"), "cuda", 1)
 
 
+def test_a_job_for_other_gpus_or_for_more_is_not_executed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any process is started."""
+    plan = {"precision": "bf16", "global_batch": 8}
+    h200, h100 = (read_job(model=TINY, cluster={"based_on": name}, plan=plan) for name in ("hgx-h200", "dgx-h100"))
+    a_gpu(monkeypatch, "NVIDIA H200", 139.8 * GIB)
+    assert device_of(h200) == "cuda"
+    with pytest.raises(
+        UserError, match=r"dgx-h100 has GPUs of another kind \(h100-sxm\) .*could be compared with its prediction"
+    ):
+        execute([h100], 0)
+    monkeypatch.setattr(calibration.execute, "launch", lambda *_, **__: pytest.fail("started"))
+    with pytest.raises(UserError, match="needs 8 GPUs, and torch finds 1 on this machine"):
+        execute([h200], 0)
+
+
 def test_the_makers_own_node_comes_before_those_of_clouds() -> None:
     assert catalogue_cluster("h100-sxm", 8).name == "dgx-h100"
     assert catalogue_cluster("a100-sxm-80gb", 8).name == "dgx-a100"
@@ -116,12 +136,45 @@ def test_the_makers_own_node_comes_before_those_of_clouds() -> None:
         catalogue_cluster("t4", 4)
 
 
-@pytest.mark.parametrize(("gpu", "count"), [("h200-sxm", 1), ("h200-sxm", 2), ("h100-sxm", 8), ("a100-sxm-80gb", 4)])
+@pytest.mark.parametrize(
+    ("gpu", "count"),
+    [
+        ("h200-sxm", 1),
+        ("h200-sxm", 2),
+        ("h100-sxm", 8),
+        ("h100-sxm", 3),  # for which eight network cards are no equal parts
+        ("a100-sxm-80gb", 4),
+        ("l40s", 2),  # one on each socket
+        ("a10g", 4),
+        ("v100-sxm2-16gb", 8),  # in a DGX-1V as those of 32 GB
+    ],
+)
 def test_a_part_of_a_node_is_a_cluster(gpu: str, count: int, tmp_path: Any) -> None:
     path = tmp_path / "cluster.yaml"
     path.write_text(yaml_text(part_of(gpu, count)))
     cluster = load_cluster(str(path))
     assert (cluster.gpus, cluster.node.gpu.name) == (count, gpu)
+
+
+def test_which_gpus_of_a_mesh_are_left_the_user_says() -> None:
+    for gpu, count in (("v100-sxm2-32gb", 4), ("l40s", 3), ("h100-pcie", 2)):
+        with pytest.raises(UserError, match="describe how .* wired, --cluster FILE"):
+            part_of(gpu, count)
+
+
+def test_a_part_of_a_machine_that_the_user_describes(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    a_gpu(monkeypatch, "NVIDIA A100-PCIE-40GB", 39.4 * GIB, (8, 0))
+    own = tmp_path / "own.yaml"
+    own.write_text("based_on: pcie-l40s\nname: mine\nnode: {gpus: 4, gpu: {based_on: a100-sxm-40gb, name: a100-pcie-40gb}}\n")
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml_text(own_part(str(own), 2, "cuda")))
+    cluster = load_cluster(str(path))
+    assert (cluster.gpus, cluster.node.gpu.name) == (2, "a100-pcie-40gb")
+    with pytest.raises(UserError, match=r"own\.yaml: has 4 GPUs in a node, and 8 are to be measured"):
+        own_part(str(own), 8, "cuda")
+    a_gpu(monkeypatch, "NVIDIA H200", 139.8 * GIB)
+    with pytest.raises(UserError, match="GPUs of another kind"):
+        own_part("dgx-h100", 1, "cuda")
 
 
 @pytest.mark.parametrize(
@@ -139,6 +192,7 @@ def test_a_gpu_is_measured_in_precisions_that_it_has(
         measured = grid("cuda", quick).within(has).dtypes
         assert measured[0] == first
         assert set(measured) <= set(has)
+    assert device("cuda").flash == (first == "bf16")
 
 
 @pytest.mark.parametrize(("visible", "local", "index"), [(None, 3, 3), ("0,1,2,3", 3, 3), ("3", 3, 0), ("GPU-8e7d2bf5", 1, 0)])
@@ -211,6 +265,73 @@ def test_memory_of_a_gpu_is_its_own_and_of_cores_is_shared(monkeypatch: pytest.M
     assert cores.free(4) == pytest.approx(cores.free(1) / 4, rel=0.2)
     assert device("cuda").cache() == 50 * 2**20
     assert catalogue_gpu("NVIDIA H200") == "h200-sxm"
+
+
+def test_a_process_without_a_context_asks_the_driver_what_is_free(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """CUDA's answer would make a context: half a gigabyte of the GPU, and in exclusive mode the only one."""
+    import torch
+
+    a_gpu(monkeypatch, "NVIDIA H200", 100e9)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/asked; echo 71234\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    for has, free in ((True, 90e9), (False, 71234 * 2**20)):
+        monkeypatch.setattr(torch._C, "_cuda_hasPrimaryContext", lambda index, has=has: has, raising=False)
+        assert device("cuda").free(1) == pytest.approx(free)
+    assert "--id=GPU-8e7d2bf5-0000-0000-0000-000000000000 --query-gpu=memory.free" in (tmp_path / "asked").read_text()
+    tool.write_text("#!/bin/sh\necho '[N/A]'\n")
+    assert device("cuda").free(1) == pytest.approx(90e9)
+
+
+def test_gpus_that_torch_does_not_see_are_said(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text("#!/bin/sh\n")
+    tool.chmod(0o755)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert unseen() is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert "was built without CUDA and finds no GPU" in str(unseen())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert unseen() is None
+
+
+def test_operands_in_turn_are_more_than_three_times_a_gpus_cache() -> None:
+    """Of 100 KB each, where the L2 cache has 126 MB (B200): a core has 16 of them at most."""
+    from calibration.measure.bench import Bench
+
+    class Board(CpuDevice):
+        """With the cache of a B200."""
+
+        copies = CudaDevice.copies
+
+        def cache(self) -> float:
+            """Its L2."""
+            return 126e6
+
+    for board, count in ((Board(), 3780), (CpuDevice(), 16)):
+        place = Place(0, 1, 0, "cpu", (), print)
+        place.__dict__["compute"] = board
+        numbers = iter(range(10_000))
+        turns = Bench(place, 0.01).cold(lambda numbers=numbers: next(numbers), 1e5)
+        assert [next(turns) for _ in range(count + 1)] == [*range(count), 0]
+
+
+def test_workspaces_of_cublas_are_no_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The allocator holds them from the first product on; they are given back to be counted."""
+    import torch
+
+    figures = {"memory_allocated": 50, "max_memory_allocated": 70, "max_memory_reserved": 96}
+    monkeypatch.setattr(
+        torch._C, "_cuda_clearCublasWorkspaces", lambda: figures.__setitem__("memory_allocated", 42), raising=False
+    )
+    gpu = CudaDevice()
+    quiet = {name: lambda *_: None for name in ("empty_cache", "synchronize", "reset_peak_memory_stats")}
+    gpu._cuda = SimpleNamespace(**quiet, **{name: lambda index, name=name: figures[name] for name in figures})
+    with gpu.memory() as memory:
+        pass
+    assert (memory.base, memory.peak, memory.reserved) == (50, 62, 96)
 
 
 def test_peak_memory_is_the_allocators_on_a_gpu_and_that_of_live_tensors_on_cores() -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import calibration.execute
 from calibration.devices.cpu import CpuDevice
-from calibration.execute import _room, execute, worker
+from calibration.execute import execute, room, worker
 from calibration.execute.limits import ready
 from calibration.execute.servers import serve
 from calibration.launch.place import Place
@@ -199,16 +200,16 @@ def test_it_is_taken_where_the_whole_model_does_not_fit(monkeypatch):
     """Ψ of 0.2 billion, 24 bytes each in one process; two ranks with ZeRO-3 hold half of 16, and one layer whole."""
     large = ready(job("large", 2, LLAMA | {"hidden": 1024, "heads": 16, "layers": 24}, data_parallel="zero3"))
     whole = 24 * large.model.parameters
-    for room, streamed in ((1.1, False), (0.9, True)):
-        monkeypatch.setattr(CpuDevice, "free", lambda self, ranks, room=room: room * whole)
-        assert _room([large], "cpu") == [streamed]
+    for part, streamed in ((1.1, False), (0.9, True)):
+        monkeypatch.setattr(CpuDevice, "free", lambda self, ranks, part=part: part * whole)
+        assert room([large], "cpu") == [streamed]
     monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: 0.4 * whole)
     with pytest.raises(UserError, match="each of 2 processes needs .* layer by layer"):
-        _room([large], "cpu")
+        room([large], "cpu")
     alone = ready(job("alone", 2, LLAMA | {"hidden": 1024, "heads": 16, "layers": 24}, data_parallel="diloco", local_steps=2))
     monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: 0.9 * whole)
     with pytest.raises(UserError, match="diloco needs the whole model in one process"):
-        _room([alone], "cpu")
+        room([alone], "cpu")
 
 
 def wrong(place, jobs):
@@ -330,6 +331,22 @@ def test_nodes_that_are_not_the_launchers_are_refused(monkeypatch):
     with pytest.raises(UserError, match="the launcher started rank 1 as number 0 of its node; --nodes 2 and --set cluster.node"):
         worker._laid_out(place, [TWO["zero3"]])
     worker._laid_out(place, [job("two nodes", 1, GPT)])
+
+
+def test_one_rank_that_lacks_memory_decides_for_all(monkeypatch):
+    """Under a launcher each has seen its own device's: compared in unlike ways they would wait for each other."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    asked = []
+    monkeypatch.setattr(calibration.execute, "under_launcher", lambda: True)
+    monkeypatch.setattr(CpuDevice, "free", lambda self, ranks: asked.append(self.index) or 1e12)
+    assert room([ready(TWO["zero3"])], "cpu") == [False]
+    assert asked == [1]
+    place = Place(0, 2, 0, "cpu", (), print)
+    assert worker._agreed(place, [False, True]) == [False, True]
+    monkeypatch.setattr(worker, "under_launcher", lambda: True)
+    other = lambda gathered, mine: gathered.__setitem__(slice(None), [mine, [True, False]])  # noqa: E731
+    monkeypatch.setattr(worker.dist, "all_gather_object", other)
+    assert worker._agreed(place, [False, False]) == [True, False]
 
 
 def test_a_port_in_use_is_said(monkeypatch):

@@ -80,6 +80,7 @@ CASES: list[Case] = [
     ("a speed without cores of their own", {"job": {"effects": ["gpu 0: speed 0.5"]}}),
     ("a speed near to none", {"node": {"gpus": 2}, "job": {"effects": ["gpu 0: speed 0.05"]}}),
     ("other optimizers", {"plan": {"optimizer": "lion"}}),
+    ("attention kernels that PyTorch has not", {"plan": {"attention": "flash1"}}),
     ("a forced algorithm", {"plan": {"algorithm": "ring"}}),
     ("offload", {"cluster": {"based_on": "dgx-h100"}, "plan": {"data_parallel": "zero3", "offload": {"optimizer": "cpu"}}}),
     ("a module that a program gives", OWN | {"model": linear}),

@@ -10,16 +10,22 @@ import time
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+import calibration.gpu_day.__main__ as day
 from calibration import gpu_day
+from calibration.devices.cuda import CudaDevice
 from calibration.execute.limits import ready
 from calibration.gpu_day import STATE, Done, read_state, report, run
-from calibration.gpu_day.stages import SETS, Stage, stages
+from calibration.gpu_day.stages import SETS, Stage, refused, sets, stages
 from calibration.launch.place import available_cores
-from calibration.machine import describe
+from calibration.machine import describe, part_of
 from calibration.samples import Journal, Sample
 from calibration.validation_set import read_set, read_variants
+from sim.pricing.profile_file import yaml_text
 from strategies.predict import predict
+from tests.calibration.devices.test_devices import a_gpu
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
 
 VERSION = Stage("version", ("--version",), 60.0)
@@ -142,6 +148,71 @@ def test_every_set_can_be_executed_and_fits_a_gpu_of_80_gb(path: Path, tmp_path:
     assert len(jobs) >= 2
     for job in jobs:
         assert predict(ready(job)).fits
+
+
+def test_a_board_of_16_gb_executes_what_fits_in_the_precision_that_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A V100 has no bf16, and no room for four layers of Llama 3.1 8B with their states: what is left out is in no command."""
+    cluster = tmp_path / "cluster.yaml"
+    cluster.write_text(yaml_text(part_of("v100-sxm2-16gb", 1)))
+    monkeypatch.setattr(CudaDevice, "count", lambda self: 1)
+    monkeypatch.setattr(CudaDevice, "free", lambda self, ranks: 16_150 * 2.0**20)  # of 16,160 MiB, that nobody has yet
+    gpt2, llama = sets("cuda")
+    without = {path: refused(path, "cuda", cluster) for path in (gpt2, llama)}
+    assert set(without[llama]) == set(read_variants(str(llama), 1))
+    assert "a GPU needs" in next(iter(without[llama].values()))
+    left = [name for name in read_variants(str(gpt2), 1) if name not in without[gpt2]]
+    assert left == ["DDP, fp32", "DDP, 8 microbatches", "DDP, recomputed"]
+    precisions = {job.name: job.plan.precision for job in read_set(str(gpt2), (), left, cluster=str(cluster))}
+    assert precisions == {name: "fp32" if "fp32" in name else "fp16" for name in left}
+    steps = [stage for stage in stages("cuda", 1, without) if stage.name.startswith("steps")]
+    assert [stage.name for stage in steps] == ["steps of gpt2 by the quick profile", "steps of gpt2 by the full profile"]
+    words = steps[0].command
+    assert [words[at + 1] for at, word in enumerate(words) if word == "--only"] == left
+
+
+def test_a_day_begins_with_what_the_machine_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a machine with two H100: facts, a cluster of two, what the driver says; then the stages, which are not run here."""
+    torch = pytest.importorskip("torch")
+    a_gpu(monkeypatch, "NVIDIA H100 80GB HBM3", 79.1 * 2.0**30, count=2)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda index=0: (78.5 * 2.0**30, 79.1 * 2.0**30))
+    monkeypatch.setattr(torch.cuda.nccl, "version", lambda: (2, 27, 5))
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text('#!/bin/sh\necho "said $*"\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    asked: list[Stage] = []
+    monkeypatch.setattr(day, "ENDING", ())  # whose handlers would stay
+    monkeypatch.setattr(day, "run", lambda stages, *_: asked.extend(stages) or [])
+    result = CliRunner().invoke(day.main, ["--output", str(tmp_path / "gpu")])
+    assert result.exit_code == 0, result.output
+    folder = tmp_path / "gpu"
+    files = {"machine.json", "cluster.yaml", "nvidia-smi.txt", "topology.txt", "README.md"}
+    assert {path.name for path in folder.iterdir()} == files
+    facts = json.loads((folder / "machine.json").read_text())
+    assert (facts["devices"], facts["capability"]) == (2, "9.0")
+    assert "NCCL 2.27.5" in facts["versions"]
+    assert load_cluster(str(folder / "cluster.yaml")).gpus == 2
+    assert (folder / "topology.txt").read_text() == "said topo -m\n"
+    assert [stage.command for stage in asked] == [stage.command for stage in stages("cuda", 2)]
+    a_gpu(monkeypatch, "NVIDIA A100-PCIE-40GB", 39.4 * 2.0**30)
+    refused = CliRunner().invoke(day.main, ["--output", str(tmp_path / "other")])
+    assert (refused.exit_code, "is not in the catalogue" in refused.output) == (2, True)
+
+
+def test_cores_are_not_measured_in_silence_where_a_driver_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(day, "ENDING", ())
+    monkeypatch.setattr(day, "unseen", lambda: "nvidia-smi is installed")
+    result = CliRunner().invoke(day.main, ["--output", str(tmp_path / "gpu")])
+    assert (result.exit_code, result.output) == (2, "error: nvidia-smi is installed\n")
+
+
+def test_jobs_that_were_done_before_a_set_failed_are_reported(tmp_path: Path) -> None:
+    rows = [{"what": "step", "of": "", "predicted": 0.9, "measured": 1.0, "error": -0.1}]
+    (tmp_path / "steps.json").write_text(json.dumps([{"job": "DDP", "rows": rows}]))
+    failed = Done("steps", "failed: error: rank 0 of 1 failed", 12.0, ("validate", "x.yaml", "--output", "steps.json"))
+    assert "| steps | DDP | step | 0.9 | 1 | -10.0% |" in report(tmp_path, {}, [failed])
 
 
 def test_the_report_has_every_prediction_beside_its_measurement(tmp_path: Path) -> None:

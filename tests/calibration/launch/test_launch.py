@@ -68,8 +68,9 @@ def wait_in_vain(place):
 
     from calibration.execute.setup import group_of, mesh_of
 
-    part = mesh_of("cpu", (("dp", 2), ("tp", 1))).get_group("dp")
-    every = [part, group_of((0, 1)), dist.group.WORLD]
+    mesh = mesh_of("cpu", (("dp", 2), ("tp", 1)))
+    part, alone = mesh.get_group("dp"), mesh.get_group("tp")  # the group of all ranks, and one that the mesh has made
+    every = [alone, group_of((0, 1)), dist.group.WORLD]
     place.tell([group._get_backend(torch.device("cpu")).options._timeout.total_seconds() for group in every])
     if place.rank == 0:
         dist.recv(torch.ones(1), 1)
@@ -216,6 +217,9 @@ def test_commands_for_clusters():
     assert "srun --cpus-per-task=$SLURM_CPUS_ON_NODE env" in launch_text("slurm", command, 4, 8)
     assert "srun --cpus-per-task=8 env" in launch_text("slurm", command, 4, 8, gpus=False)
     assert "NCCL_SOCKET_IFNAME" in launch_text("slurm", command, 4, 8)
+    meeting = "--nnodes=4 --nproc-per-node=8 --rdzv-backend=c10d --rdzv-id=$SLURM_JOB_ID --rdzv-endpoint=$head:29500"
+    assert meeting in launch_text("slurm", command, 4, 8)
+    assert "--node-rank=$JOB_COMPLETION_INDEX --master-addr=shardyard-0.shardyard" in launch_text("k8s", command, 4, 8)
     assert "rdma/hca" in launch_text("k8s", command, 4, 8)
     for how in ("local", "slurm"):
         subprocess.run(["bash", "-n"], input=launch_text(how, command, 1, 2), text=True, check=True)

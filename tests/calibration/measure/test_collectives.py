@@ -88,3 +88,20 @@ def test_whoever_does_not_send_or_receive_looks_on() -> None:
     bench = Bench(Place(2, 3, 2, "cpu", (), lambda _: None), 0.01)
     action, result, expected = collectives.prepared("send", 24, collectives.Group((0, 1, 2), 3, None, 2), bench)
     assert (action(), result(), expected) == (None, [], [])
+
+
+def test_a_rank_of_1024_makes_its_own_groups_and_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 2, 4 and 8 ranks in a node, of two nodes and of all, one of each; all ranks in the same order, as NCCL splits demand."""
+    torch = pytest.importorskip("torch")
+    from calibration.measure import collectives
+    from calibration.measure.bench import Bench
+
+    asked: dict[int, list[tuple[int, ...]]] = {}
+    for rank in (0, 700, 1023):
+        bench = Bench(Place(rank, 1, rank % 8, "cpu", (), lambda _: None), 0.01)
+        bench.host = torch.arange(1024).div(8, rounding_mode="floor").double().numpy() * 8
+        made = asked.setdefault(rank, [])
+        monkeypatch.setattr(collectives, "new_group", lambda ranks, alone, made=made: made.append(tuple(ranks)) or alone)
+        assert all(group.handle for group in collectives.groups(bench))
+        assert all(rank in ranks for ranks in made)
+    assert [[len(ranks) for ranks in made] for made in asked.values()] == [[2, 4, 8, 2, 128, 1024]] * 3

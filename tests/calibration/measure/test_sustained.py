@@ -60,4 +60,5 @@ def test_a_clock_that_falls_is_told_with_what_the_sensors_say(monkeypatch: pytes
         "power": 700.0,
         "limit": 700.0,
         "temperature": 80.0,
+        "power limit": 1.0,
     }
