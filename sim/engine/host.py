@@ -119,11 +119,12 @@ class HeldLaunches:
         self.over, self.time = False, 0.0
 
     def add(self, task: Task) -> None:
-        """A task is launched `task.launched` seconds of work after the host goes on."""
+        """A task is launched `task.launched` seconds of work after the host goes on, and begins no sooner than that is."""
         if self.over:
             task.launched = self.host.through(self.time, task.launched)
         else:
             self.tasks.append(task)
+            task.waiting += task.holds is not self
 
     def resume(self, now: float) -> None:
         """The host has seen the end of what held it up."""
@@ -131,3 +132,8 @@ class HeldLaunches:
         self.over, self.time = True, max(now, self.host.through(begun, self.busy))
         for task in self.tasks:
             self.add(task)
+        for task in self.tasks:
+            if task.holds is not self:
+                task.waiting -= 1
+                if not task.waiting:
+                    task.ready()

@@ -80,6 +80,20 @@ def test_a_host_that_is_held_up_launches_later() -> None:
     assert [task.launched for task in (first, second, third)] == [1.0, 6.0, 7.0]
 
 
+def test_what_waits_for_nothing_but_its_launch_begins_when_a_held_up_host_has_launched_it() -> None:
+    """The host waits for 5 s of work, and launches the transfer of a second a second later, on a stream of its own."""
+    env = Environment()
+    network = Network(env, [1e9])
+    host, waited, held = Host(), Wait(env, 5.0), Wait(env, 1.0)
+    transfer = Transfer(env, network, [FlowPart(1e9, ((0, 1.0),))])
+    host.launch(waited)
+    host.launch(held, holds=True)
+    host.launch(transfer, ahead=1.0)
+    held.wait_for(waited)
+    assert ends(env, waited, held, transfer) == [5.0, 6.0, 7.0]
+    assert transfer.start == 6.0
+
+
 @pytest.mark.parametrize(
     ("begin", "busy", "end"), [(0.0, 1.0, 1.0), (0.0, 2.0, 5.0), (2.0, 1.0, 5.0), (5.0, 1.0, 6.0), (4.0, 8.0, 17.0)]
 )

@@ -27,8 +27,8 @@ TABLE = """
  728  728  909 1000 | 1000 1000 | 4×2 zero2 pp: 2, accumulation: 4, gradient_sync: last
  296  296  988 1000 |  907  994 | 8×1 zero3 kernels: torch, accumulation: 2
  345  345  974 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
- 654  536  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
- 396  396  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
+ 655  538  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
+ 398  398  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
  530  434  847 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
  741  742    0  744 |  997 1000 | 4×1 ddp pp: 4, schedule: dualpipe, accumulation: 8
  897  898  930  996 |  997 1000 | 2×2 ddp pp: 2, schedule: dualpipe-v, accumulation: 8
