@@ -25,32 +25,35 @@ class Transfers(NamedTuple):
 
 
 class MemoryChanges(NamedTuple):
-    """What ops take when they begin and give back when they end, as columns. ends: when they end; kind: of KINDS; size: bytes,
-    less than 0 of what is given back; updates: by an update of the optimizer.
+    """What a cohort holds all the time, and what its ops take when they begin and give back when they end, as columns, in order.
+    ops: −1 of what is held all the time; ends: when they end; kind: of KINDS; size: bytes, less than 0 of what is given
+    back; updated: of it by an update of the optimizer.
     """
 
     ops: Integers
     ends: NDArray[np.bool_]
     kind: Integers
     size: NDArray[np.float64]
-    updates: NDArray[np.bool_]
+    updated: NDArray[np.float64]
 
     @classmethod
-    def of(cls, holdings: dict[tuple[Memory, Memory, bool], list[int]]) -> MemoryChanges:
+    def of(cls, resident: Memory, holdings: dict[tuple[Memory, Memory, bool], list[int]]) -> MemoryChanges:
         """Those of ops by what they take and give back, and whether they are updates."""
-        ops, counts, rows = list[int](), list[int](), list[tuple[bool, int, float, bool]]()
+        rows = [(False, KINDS.get(kind, 0), size, 0.0) for kind, size in (("", 0.0), *resident)]
+        ops, counts = [-1] * len(rows), [1] * len(rows)
         for (allocate, free, updates), numbers in holdings.items():
             for memory, ends, sign in ((allocate, False, 1.0), (free, True, -1.0)):
                 for kind, size in memory:
                     ops += numbers
                     counts.append(len(numbers))
-                    rows.append((ends, KINDS[kind], sign * size, updates))
-        types = (np.bool_, np.int64, np.float64, np.bool_)
-        columns = zip(*rows, strict=True) if rows else ((),) * len(types)
-        repeated: Iterator[NDArray[Any]] = (
-            np.repeat(np.array(own, each), counts) for own, each in zip(columns, types, strict=True)
+                    rows.append((ends, KINDS[kind], sign * size, sign * size * updates))
+        numbered = np.array(ops, np.int64)
+        order = np.argsort(numbered, kind="stable")
+        types = (np.bool_, np.int64, np.float64, np.float64)
+        columns: Iterator[NDArray[Any]] = (
+            np.repeat(np.array(own, each), counts)[order] for own, each in zip(zip(*rows, strict=True), types, strict=True)
         )
-        return cls(np.array(ops, np.int64), *repeated)
+        return cls(numbered[order], *columns)
 
 
 class Worked(NamedTuple):
@@ -63,7 +66,8 @@ class Worked(NamedTuple):
 
 class OpIndex:
     """Numbers of a cohort's ops; `compute` (of its stream), `inline` (transfers there, by axis) and `works` are of the step only
-    where a steady state is played. ops, work: the ops of all works, and the place of the work of each.
+    where a steady state is played. ops, work: the ops of all works, and the place of the work of each; blocks: works that are
+    blocks; block: by op, the place of its block among these, −1 of transfers.
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -89,11 +93,15 @@ class OpIndex:
                 holdings.setdefault((op.allocate, op.free, updates), []).extend(numbers)
         self.compute = _in_order(compute)
         self.works = [Worked(int(ops[-1]), cohort.ops[ops[-1]], ops) for ops in map(_in_order, works.values())]
+        self.blocks = [each for each in self.works if isinstance(each.op.work, Block)]
+        self.block = np.full(len(cohort.ops), -1)
+        for number, (_, _, ops) in enumerate(self.blocks):
+            self.block[ops] = number
         self.ops = np.concatenate([ops for _, _, ops in self.works]) if self.works else np.empty(0, np.int64)
         self.work = np.repeat(np.arange(len(self.works)), [len(ops) for _, _, ops in self.works])
         self.transfers = [Transfers(*key, _in_order(numbers)) for key, numbers in transfers.items()]
         self.inline = {axis: _in_order(numbers) for axis, numbers in inline.items() if numbers}
-        self.memory = MemoryChanges.of(holdings)
+        self.memory = MemoryChanges.of(cohort.resident, holdings)
 
 
 def _alike(ops: list[Op]) -> Iterable[list[int]]:

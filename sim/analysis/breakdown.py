@@ -187,7 +187,9 @@ def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) ->
         _through(incoming.lane, incoming.end[np.lexsort((incoming.end, incoming.lane))], lane, since, "right"),
     )
     late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]
-    ordered = ~np.isin(lane, late)  # transfers of its lane end in the order in which they start
+    disordered = np.zeros(len(every), bool)
+    disordered[late] = True
+    ordered = ~disordered[lane]  # transfers of its lane end in the order in which they start
     alone = (begun - ended == 1) & ordered
     place, shown = begun[alone] - 1, np.zeros(len(lane))  # it is the last that has begun
     shown[alone] = np.minimum(incoming.end[place], until[alone]) - np.maximum(incoming.start[place], since[alone])

@@ -78,7 +78,7 @@ def stage_memory(timeline: Timeline, lane: int) -> StageMemory:
 def node_memory(timeline: Timeline) -> NodeMemory | None:
     """The fullest node; None where nothing is offloaded."""
     topology, grid = timeline.op_costs.topology, timeline.program.grid
-    if not is_hosted(topology) or topology.cpu is None:
+    if not any(cohort.hosted for cohort in timeline.program.cohorts) or not is_hosted(topology) or topology.cpu is None:
         return None
     held: dict[str, NDArray[np.float64]] = {}
     for number, lane in enumerate(timeline.lanes):
@@ -88,8 +88,6 @@ def node_memory(timeline: Timeline) -> NodeMemory | None:
         for place, size in cohort.hosted:
             mine = held.setdefault(place, np.zeros(int(topology.node_of(np.arange(topology.gpus)).max()) + 1))
             np.add.at(mine, nodes, size)
-    if not held:
-        return None
     none = np.zeros_like(next(iter(held.values())))
     cpu, nvme, has = held.get("cpu", none), held.get("nvme", none), topology.cpu
     worst = int(np.maximum(cpu / has.memory, nvme / (has.disk or np.inf)).argmax())

@@ -20,13 +20,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from sim.analysis.memory import holds_the_same
-from sim.analysis.repetition import PassesOfPeriod, Repetition, Repetitions
+from sim.analysis.repetition import PassesOfPeriod, Repetitions
 from sim.clock import TICKS
 from sim.pricing.block_costs import BlockCost
 from sim.program import COMPUTE
@@ -70,7 +69,7 @@ def _starts(timeline: Timeline) -> Floats:
 def last_period(timeline: Timeline, passes: Sequence[PassesOfPeriod]) -> Period | None:
     """The last period of a step in a steady state; None where it is in none. passes: of the period, on each pipeline rank."""
     repetitions = Repetitions.of(timeline.program, passes)
-    moment = None if repetitions is None else _latest(timeline, repetitions)
+    moment = None if repetitions is None else _latest(_Columns(timeline, repetitions))
     if moment is None or not (moment.repeats() and moment.goes_on()):
         return None
     begin, end = moment.time - moment.shift, moment.time
@@ -80,124 +79,126 @@ def last_period(timeline: Timeline, passes: Sequence[PassesOfPeriod]) -> Period 
     return None if events is None else Period(end, moment.shift, events)
 
 
-def _latest(timeline: Timeline, repetitions: Repetitions) -> _Moment | None:
-    """The latest moment up to which a step of a period more does what the played one does; None: it comes too early."""
-    lanes = [_Lane.of(timeline, number, repetitions.every[lane.cohort]) for number, lane in enumerate(timeline.lanes)]
-    of_cohort: list[list[int]] = [[] for _ in timeline.program.cohorts]  # its lanes
-    for number, lane in enumerate(timeline.lanes):
-        of_cohort[lane.cohort].append(number)
-    time = min(_soonest(timeline, repetitions, lanes, of_cohort, number) for number in range(len(lanes)))
-    started = np.flatnonzero(lanes[0].start < time)
-    last, more = (int(started[lanes[0].start[started].argmax()]) if len(started) else -1), lanes[0].repetition.more
-    if last < more:
-        return None
-    shift = float(lanes[0].start[last] - lanes[0].start[last - more])
-    return _Moment(timeline, repetitions, lanes, of_cohort, time, shift) if 0 < shift <= time else None
+class _Columns:
+    """The ops of all lanes of the played step, and by lane how they repeat themselves. more: by op, by how many ops the one is
+    earlier that is a period before; first, last: those of the first and the last period of their lane; later: numbers of all but
+    the first.
+    """
 
+    def __init__(self, timeline: Timeline, repetitions: Repetitions) -> None:
+        self.timeline, self.repetitions = timeline, repetitions
+        self.start, self.end, self.launched = timeline.starts, timeline.ends, np.array(timeline.launched)
+        self.repetition = [repetitions.every[lane.cohort] for lane in timeline.lanes]
+        sizes = [len(timeline.cohort(number).ops) for number in range(len(timeline.lanes))]
+        self.more = np.repeat([each.more for each in self.repetition], sizes)
+        place = np.arange(len(self.more)) - np.repeat(timeline.offset, sizes)
+        self.first, self.last = place < self.more, place >= np.repeat(sizes, sizes) - self.more
+        self.later = np.flatnonzero(~self.first)
+        self.of_cohort: list[list[int]] = [[] for _ in timeline.program.cohorts]  # its lanes
+        for number, lane in enumerate(timeline.lanes):
+            self.of_cohort[lane.cohort].append(number)
 
-def _soonest(timeline: Timeline, repetitions: Repetitions, lanes: list[_Lane], of_cohort: list[list[int]], number: int) -> float:
-    """The soonest that an op of a lane begins that the played step or one of a period more does not have there."""
-    lane, cohort = lanes[number], timeline.lanes[number].cohort
-    ops, (more, _, end) = timeline.cohort(number).ops, lane.repetition
-    place = number - of_cohort[cohort][0]
-    ended = {op.stream: time for op, time in zip(ops[:end], lane.end.tolist(), strict=False)}
-    soonest = float(lane.start[end:].min(initial=np.inf))
-    begun = set[str]()
-    for index in range(end - more, len(ops)):  # what the longer one has there does it `more` ops later
-        if ops[index].stream in begun:
-            continue
-        begun.add(ops[index].stream)
-        time = ended.get(ops[index].stream, 0.0)
-        waits = repetitions.waits(cohort, index) if index < end else None
-        for awaited, op, moves in waits or [(*each, False) for each in ops[index].after]:
-            other = lanes[of_cohort[awaited][0] + place]
-            op += other.repetition.more if moves else 0
-            time = max(time, other.end[op] if op < other.repetition.end else np.inf)  # else that one comes later still
-        soonest = min(soonest, float(time))
-    return soonest
-
-
-class _Lane(NamedTuple):
-    """The ops of a lane in the played step: the number of the first, when they start, end and are launched."""
-
-    first: int
-    repetition: Repetition
-    start: Floats
-    end: Floats
-    launched: Floats
-
-    @classmethod
-    def of(cls, timeline: Timeline, number: int, repetition: Repetition) -> _Lane:
-        """A lane of the played step."""
-        first = timeline.offset[number]
-        part = slice(first, first + len(timeline.cohort(number).ops))
-        return cls(first, repetition, *(np.array(times[part]) for times in (timeline.start, timeline.end, timeline.launched)))
+    def part(self, lane: int) -> slice:
+        """The ops of a lane."""
+        first = self.timeline.offset[lane]
+        return slice(first, first + len(self.timeline.cohort(lane).ops))
 
     def is_period_later(self, flags: Flags, earlier: Flags) -> bool:
-        """Whether the ops of `flags` are those of a whole period and, each a period later, those of `earlier`."""
-        more = self.repetition.more
-        return bool(flags[:more].all() and (flags[more:] == earlier[: len(flags) - more]).all() and not earlier[-more:].any())
+        """Whether the ops of `flags` are, on each lane, those of a whole period and, each a period later, those of `earlier`."""
+        before = self.later - self.more[self.later]
+        return bool(flags[self.first].all() and (flags[self.later] == earlier[before]).all() and not earlier[self.last].any())
 
-    def held(self, timeline: Timeline) -> dict[int, Resumption]:
-        """When its host went on, by the op of the lane that held it up."""
-        if not timeline.resumptions:
-            return {}
-        every = range(len(self.start))
-        return {op: timeline.resumptions[self.first + op] for op in every if self.first + op in timeline.resumptions}
+    def soonest(self, number: int) -> float:
+        """The soonest that an op of a lane begins that the played step or one of a period more does not have there."""
+        cohort, offset = self.timeline.lanes[number].cohort, self.timeline.offset
+        ops, (more, _, end) = self.timeline.cohort(number).ops, self.repetition[number]
+        place, ends = number - self.of_cohort[cohort][0], self.timeline.end
+        ended = {op.stream: time for op, time in zip(ops[:end], ends[offset[number] : offset[number] + end], strict=True)}
+        soonest = float(self.start[self.part(number)][end:].min(initial=np.inf))
+        begun = set[str]()
+        for index in range(end - more, len(ops)):  # what the longer one has there does it `more` ops later
+            if ops[index].stream in begun:
+                continue
+            begun.add(ops[index].stream)
+            time = ended.get(ops[index].stream, 0.0)
+            waits = self.repetitions.waits(cohort, index) if index < end else None
+            for awaited, op, moves in waits or [(*each, False) for each in ops[index].after]:
+                other = self.of_cohort[awaited][0] + place
+                op += self.repetition[other].more if moves else 0
+                # else that one comes later still
+                time = max(time, ends[offset[other] + op] if op < self.repetition[other].end else np.inf)
+            soonest = min(soonest, time)
+        return soonest
+
+
+def _latest(columns: _Columns) -> _Moment | None:
+    """The latest moment up to which a step of a period more does what the played one does; None: it comes too early."""
+    time = min(map(columns.soonest, range(len(columns.repetition))))
+    start, more = columns.start[columns.part(0)], columns.repetition[0].more
+    started = np.flatnonzero(start < time)
+    last = int(started[start[started].argmax()]) if len(started) else -1
+    if last < more:
+        return None
+    shift = float(start[last] - start[last - more])
+    return _Moment(columns, time, shift) if 0 < shift <= time else None
 
 
 class _Moment:
-    """`time`: the played step is supposed to be in the state in which it was `shift` before. of_cohort: lanes of each cohort."""
+    """`time`: the played step is supposed to be in the state in which it was `shift` before."""
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        repetitions: Repetitions,
-        lanes: list[_Lane],
-        of_cohort: list[list[int]],
-        time: float,
-        shift: float,
-    ) -> None:
-        self.timeline, self.repetitions, self.lanes, self.of_cohort = timeline, repetitions, lanes, of_cohort
+    def __init__(self, columns: _Columns, time: float, shift: float) -> None:
+        self.columns, self.timeline, self.repetitions = columns, columns.timeline, columns.repetitions
         self.time, self.shift = time, shift
 
     # -- the same state --------------------------------------------------------------------------------------------------
 
     def repeats(self) -> bool:
         """Whether everything under way, and all that has started and ended, is as it was `shift` before."""
-        age = max(self._age(self.time), self._age(self.time - self.shift))
-        return all(self._is_as_before(lane, age) and self._is_launched(lane) for lane in self.lanes)
+        return self._is_as_before(max(self._age(self.time), self._age(self.time - self.shift))) and self._is_launched()
 
     def _age(self, time: float) -> float:
         """For how long the oldest op that is under way at `time` has been."""
-        starts = [lane.start[(lane.start < time) & (lane.end >= time)] for lane in self.lanes]
-        return max((time - float(each.min()) for each in starts if len(each)), default=0.0)
+        start = self.columns.start
+        return max(0.0, time - float(start[(start < time) & (self.columns.end >= time)].min(initial=np.inf)))
 
-    def _is_as_before(self, lane: _Lane, age: float) -> bool:
-        time, before, more = self.time, self.time - self.shift, lane.repetition.more
-        started, ended = lane.start < time, lane.end < time
-        if not lane.is_period_later(started, lane.start < before) or not lane.is_period_later(ended, lane.end < before):
+    def _is_as_before(self, age: float) -> bool:
+        columns, time, before = self.columns, self.time, self.time - self.shift
+        start, end = columns.start, columns.end
+        started, ended = start < time, end < time
+        if not columns.is_period_later(started, start < before) or not columns.is_period_later(ended, end < before):
             return False
-        now = np.flatnonzero(started & (lane.end >= time - age))
-        then = np.flatnonzero((lane.start < before) & (lane.end >= before - age))
-        if len(now) != len(then) or (now != then + more).any() or (lane.start[now] - lane.start[then] != self.shift).any():
+        now = np.flatnonzero(started & (end >= time - age))
+        then = np.flatnonzero((start < before) & (end >= before - age))
+        if len(now) != len(then) or (now != then + columns.more[then]).any() or (start[now] - start[then] != self.shift).any():
             return False
-        return not (lane.end[now] - lane.end[then] != self.shift)[ended[now]].any()
+        return not (end[now] - end[then] != self.shift)[ended[now]].any()
 
-    def _is_launched(self, lane: _Lane) -> bool:
-        """Whether the host of a lane goes on as all else does, or is ahead of it from now on."""
-        last, held = int(np.flatnonzero(lane.start < self.time).max()), lane.held(self.timeline)
-        late = float(lane.launched[last] - lane.launched[last - lane.repetition.more])
-        if held:
-            latest = max((op for op, resumption in held.items() if resumption.time < self.time), default=-1)
-            earlier = held.get(latest - lane.repetition.more)
-            late = held[latest].time - earlier.time if earlier is not None else np.inf
-        return late == self.shift or (late < self.shift and not held and self._is_ahead(lane))
+    def _is_launched(self) -> bool:
+        """Whether the host of each lane goes on as all else does, or is ahead of it from now on."""
+        columns = self.columns
+        begun = columns.start < self.time
+        for lane, repetition in enumerate(columns.repetition):
+            part, held = columns.part(lane), self._held(lane)
+            last = part.start + int(np.flatnonzero(begun[part])[-1])
+            late = float(columns.launched[last] - columns.launched[last - repetition.more])
+            if held:
+                latest = max((op for op, resumption in held.items() if resumption.time < self.time), default=-1)
+                earlier = held.get(latest - repetition.more)
+                late = held[latest].time - earlier.time if earlier is not None else np.inf
+            if late != self.shift and (late > self.shift or held or not self._is_ahead(part)):
+                return False
+        return True
 
-    def _is_ahead(self, lane: _Lane) -> bool:
-        """Whether no op that has not ended a period before starts or ends when its launch lets it."""
-        for op in np.flatnonzero(lane.end >= self.time - self.shift).tolist():
-            cost, start, launched = self.timeline.cost[lane.first + op], lane.start[op], lane.launched[op]
+    def _held(self, lane: int) -> dict[int, Resumption]:
+        """When the host of a lane went on, by the op that held it up."""
+        resumptions, part = self.timeline.resumptions, self.columns.part(lane)
+        return {op: resumptions[op] for op in range(part.start, part.stop) if op in resumptions} if resumptions else {}
+
+    def _is_ahead(self, part: slice) -> bool:
+        """Whether no op of a lane that has not ended a period before starts or ends when its launch lets it."""
+        timeline = self.timeline
+        for op in (part.start + np.flatnonzero(self.columns.end[part] >= self.time - self.shift)).tolist():
+            cost, start, launched = timeline.cost[op], timeline.start[op], timeline.launched[op]
             if launched + cost.critical > start + cost.busy if isinstance(cost, BlockCost) else launched >= start:
                 return False
         return True
@@ -206,10 +207,10 @@ class _Moment:
 
     def goes_on(self) -> bool:
         """Whether a longer step has left to do now what the played one had left `shift` before."""
-        for cohort, numbers in enumerate(self.of_cohort):
+        left = self.columns.start >= self.time - self.shift
+        for cohort, numbers in enumerate(self.columns.of_cohort):
             more, begin, end = self.repetitions.every[cohort]
-            before = self.time - self.shift
-            later = [np.flatnonzero(self.lanes[number].start >= before) for number in numbers]
+            later = [np.flatnonzero(left[self.columns.part(number)]) for number in numbers]
             first = min((int(each[0]) for each in later if len(each)), default=end)
             if first + more < begin or not self._waits_for_the_same(
                 cohort, range(max(begin, min(first + more, end - more)), end)
@@ -219,19 +220,20 @@ class _Moment:
 
     def _waits_for_the_same(self, cohort: int, ops: range) -> bool:
         """Whether ops wait for what those before them wait for, a period later, or for what has ended in both."""
+        before, offset = self.time - self.shift, self.timeline.offset
         for number in ops:
             waits = self.repetitions.waits(cohort, number)
             if waits is None:
                 return False
             for awaited, op, moves in waits:
-                if not moves and any(self.lanes[lane].end[op] >= self.time - self.shift for lane in self.of_cohort[awaited]):
+                if not moves and any(self.timeline.end[offset[lane] + op] >= before for lane in self.columns.of_cohort[awaited]):
                     return False
         return True
 
     def events(self) -> int | None:
         """How many events a period takes; None where that cannot be said: something contends for the first time in it."""
         if self.timeline.contended >= self.time:
-            return sum(lane.repetition.more for lane in self.lanes)
+            return sum(repetition.more for repetition in self.columns.repetition)
         if self.timeline.contended > self.time - self.shift:
             return None
         scheduled = np.array(self.timeline.scheduled)

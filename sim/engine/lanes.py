@@ -122,8 +122,10 @@ class Lanes:
         """Where a lane meets the other ranks of a collective, op number `index` of its program; None: it has them all."""
         collective, lane, traffic = op.work, self.every[number], cost.traffic
         assert isinstance(collective, Collective)
-        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
         at = self.program.cohorts[lane.cohort].at
+        if cost.lanes == 1 and not collective.cohorts and collective.axis not in at:
+            return None
+        where = traffic.axes, traffic.at, traffic.to, traffic.groups[:1]
         if collective.cohorts:
             return Meeting(2, (collective.label, where))
         if collective.axis in at:

@@ -7,8 +7,9 @@ the first moment at which something contends these are the player's times, to th
 
 from __future__ import annotations
 
-from collections.abc import Generator, Hashable
+from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from math import inf
 from typing import NamedTuple, cast
 
@@ -178,56 +179,37 @@ class Uncontended:
 
         A block is on the links of its collectives from its start to its end.
         """
-        demands: list[tuple[_Known, Demands]] = []
-        streams: dict[int, dict[tuple[int, str, str], float]] = {}  # transfers of one stream follow each other
-        for lane, works in enumerate(self._works):
-            for stream, every in works.items():
-                distinct_demands: dict[int, Demands] = {}
-                for known in every.values():
+        every: dict[tuple[int, str, int], tuple[Demands, list[_Known]]] = {}  # works of a stream, by what they put on links
+        for lane, streams in enumerate(self._works):
+            for stream, works in streams.items():
+                for known in works.values():
                     own = self._demands(lane, known)
-                    demands.append((known, own))
-                    distinct_demands[id(own)] = own
-                for own in distinct_demands.values():
-                    for (link, inside), rate in own.items():
-                        rates, place = streams.setdefault(link, {}), (lane, stream, inside)
-                        rates[place] = max(rate, rates.get(place, 0.0))
+                    every.setdefault((lane, stream, id(own)), (own, []))[1].append(known)
+        most: dict[int, dict[tuple[int, str, str], float]] = {}  # by link; transfers of one stream follow each other
+        for (lane, stream, _), (own, _) in every.items():
+            for (link, inside), rate in own.items():
+                rates, place = most.setdefault(link, {}), (lane, stream, inside)
+                rates[place] = max(rate, rates.get(place, 0.0))
         capacity = self.lanes.op_costs.capacity
-        crowded: dict[int, list[tuple[_Known, float]]] = {  # with its users, and the part that each takes
-            link: []
-            for link, rates in streams.items()
-            if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING)
+        crowded: dict[int, list[tuple[int, float]]] = {  # with the numbers of its users, and the part that each takes
+            link: [] for link, rates in most.items() if len(rates) > 1 and sum(rates.values()) > capacity[link] * (1 + ROUNDING)
         }
-        parts = {
-            id(own): [(link, rate / capacity[link]) for (link, _), rate in own.items() if link in crowded] for _, own in demands
-        }
-        for known, own in demands:
-            for link, part in parts[id(own)]:
-                crowded[link].append((known, part))
-        distinct: dict[Hashable, list[tuple[_Known, float]]] = {}  # links with the same traffic
-        for users in crowded.values():
-            distinct.setdefault(tuple((known.ops[0], part) for known, part in users), users)
-        return self._overloaded(list(distinct.values()), start, end)
+        for number, (own, _) in enumerate(every.values()):
+            for (link, _), rate in own.items():
+                if link in crowded:
+                    crowded[link].append((number, rate / capacity[link]))
+        links = list(dict.fromkeys(map(tuple, crowded.values())))  # those with the same traffic are one
+        works = [works for _, works in every.values()]
+        using = dict.fromkeys(number for link in links for number, _ in link)
+        users = {number: self._on_the_wire(works[number], start, end) for number in using}
+        return _overloaded([[(users[number], part) for number, part in link] for link in links])
 
-    def _overloaded(self, links: list[list[tuple[_Known, float]]], start: Floats, end: Floats) -> float:
-        """When there is first more traffic on one of `links` than it carries. links: its users, and the part that each takes."""
-        if not links:
-            return inf
-        ops: list[int] = []
-        counts, latencies, parts, numbers = [], [], [], []
-        for number, users in enumerate(links):
-            for known, part in users:
-                mine = known.ops if not self._carried else [op for op in known.ops if op not in self._carried]
-                ops += mine
-                counts.append(len(mine))
-                latencies.append(known.transfer.latency if known.transfer else 0.0)
-                parts.append(part)
-                numbers.append(number)
-        change, link, every = np.repeat(parts, counts), np.repeat(numbers, counts), np.array(ops)
-        time = np.concatenate([start[every], end[every] - np.repeat(latencies, counts)])
-        change, link = np.concatenate([change, -change]), np.concatenate([link, link])
-        order = np.lexsort((change, time, link))  # what ends makes room for what begins then
-        over = change[order].cumsum() > 1 + 2 * ROUNDING
-        return float(time[order][over].min(initial=inf))
+    def _on_the_wire(self, works: list[_Known], start: Floats, end: Floats) -> tuple[Floats, Floats]:
+        """When pieces of work begin to send, and when their last bytes are sent."""
+        ops = [[op for op in known.ops if op not in self._carried] if self._carried else known.ops for known in works]
+        latencies = [known.transfer.latency if known.transfer else 0.0 for known in works]
+        numbers = np.array(list(chain.from_iterable(ops)), np.int64)
+        return start[numbers], end[numbers] - np.repeat(latencies, [len(each) for each in ops])
 
     def _demands(self, lane: int, known: _Known) -> Demands:
         """What a piece of work puts on links; one object for transfers over equal links, and for blocks of a lane with equal
@@ -271,3 +253,19 @@ class Uncontended:
                 beside = start[blocks][place] < through
                 first = min(first, float(np.maximum(begin, start[blocks][place])[beside].min(initial=inf)))
         return first
+
+
+def _overloaded(links: Sequence[Sequence[tuple[tuple[Floats, Floats], float]]]) -> float:
+    """When there is first more traffic on one of `links` than it carries. links: from when until when its users send, and the
+    part of it that each takes.
+    """
+    if not links:
+        return inf
+    time = np.concatenate([times[edge] for edge in (0, 1) for users in links for times, _ in users])
+    counts = [len(times[0]) for users in links for times, _ in users]
+    change = np.repeat([part for users in links for _, part in users], counts)
+    link = np.repeat([number for number, users in enumerate(links) for _ in users], counts)
+    change, link = np.concatenate([change, -change]), np.concatenate([link, link])
+    order = np.lexsort((change, time, link))  # what ends makes room for what begins then
+    over = change[order].cumsum() > 1 + 2 * ROUNDING
+    return float(time[order][over].min(initial=inf))

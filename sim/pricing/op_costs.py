@@ -102,9 +102,10 @@ class OpCosts(CollectiveCosts):
             self._blocks[key] = cost
         return cost
 
-    def growth(self, block: Block, cohort: int, rank: int = -1) -> tuple[float, float]:
-        """By how much `busy` and `critical` of a block grow when its kernels take twice as long; blocks of one price share it."""
-        usual = self.block(block, cohort, rank=rank)
+    def growth(self, block: Block, usual: BlockCost, cohort: int, rank: int = -1) -> tuple[float, float]:
+        """By how much `busy` and `critical` of a block grow when its kernels take twice as long. usual: its cost; blocks of one
+        price share it.
+        """
         known = self._growth.get(id(usual))
         if known is None:
             slower = self._chained(block, self._where(cohort, rank), FACTOR)

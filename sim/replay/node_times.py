@@ -8,29 +8,14 @@ from functools import cached_property
 from typing import cast
 
 import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import Block
-from sim.replay.places import Column, Places
+from sim.replay.block_times import BlockTimes
+from sim.replay.places import Column, Floats, Places
 from sim.timeline import Timeline
-
-
-@dataclass(eq=False, slots=True)
-class BlockTimes:
-    """A block of a cohort as a max-plus map (`sim.pricing.block_costs`), and how it grows when its kernels take twice as long.
-    ops: how many ops of the last period of a steady state run it.
-    """
-
-    busy: Column
-    critical: Column
-    busy_slope: Column
-    critical_slope: Column
-    ops: int
-
-    def slower(self, more: Column) -> tuple[Column, Column]:
-        """busy and critical of kernels that take 1 + `more` times as long."""
-        return self.busy + more * self.busy_slope, self.critical + more * self.critical_slope
 
 
 class PlayedCohort:
@@ -44,15 +29,20 @@ class PlayedCohort:
         self.ranks = [timeline.lanes[lane].rank for lane in self.lanes]
 
     @cached_property
-    def in_period(self) -> list[int]:
-        """By distinct piece of work, how many ops that do it end in the last period of a steady state."""
+    def in_period(self) -> NDArray[np.int64]:
+        """By distinct block, how many ops that run it end in the last period of a steady state."""
         index = op_index(self.cohort)
-        counts: list[int] = np.bincount(index.work, self.timeline.in_period[self.first[0] + index.ops]).astype(int).tolist()
+        ended = index.block[self.timeline.in_period[self.first[0] :][: len(index.block)]]
+        counts: NDArray[np.int64] = np.bincount(ended[ended >= 0], minlength=len(index.blocks))
         return counts
 
     def column(self, values: list[float]) -> Column:
         """See `Places.column`."""
         return self.places.column(self.number, values)
+
+    def by_block(self, values: ArrayLike) -> Floats:
+        """Values of lanes, blocks and samples as those of blocks, places and samples: see `BlockTimes`."""
+        return self.places.rows(self.number, np.asarray(values)).swapaxes(0, 1)
 
     def columns(self, times: list[float]) -> list[Column]:
         """Times of all ops of the step as those of its ops."""
@@ -66,27 +56,25 @@ class PlayedCohort:
 class NodeTimes:
     """Seconds by node: numbers where all places have the same, or one per place.
 
-    launched: since the step began, or since the host went on; transfers: how long they last; block: None of transfers; added: to
-    blocks whatever their kernels take, of those to which anything is; held: of nodes that hold up the host, its work since it
-    went on before. blocks: by cohort.
+    launched: since the step began, or since the host went on; transfers: how long they last; added: to blocks whatever their
+    kernels take, of those to which anything is; held: of nodes that hold up the host, its work since it went on before.
+    blocks: by cohort.
     """
 
     launched: list[Column] = field(default_factory=list)
     transfers: list[Column] = field(default_factory=list)
-    block: list[BlockTimes | None] = field(default_factory=list)
     added: dict[int, Column] = field(default_factory=dict)
     held: dict[int, Column] = field(default_factory=dict)
-    blocks: list[list[BlockTimes]] = field(default_factory=list)
+    blocks: list[BlockTimes] = field(default_factory=list)
 
     @classmethod
     def joined(cls, parts: Sequence[NodeTimes]) -> NodeTimes:
         """Those of a program, of its cohorts' in order."""
         result = cls()
         for part in parts:
-            begin = len(result.block)
+            begin = len(result.launched)
             result.launched += part.launched
             result.transfers += part.transfers
-            result.block += part.block
             result.blocks += part.blocks
             result.added |= {begin + node: more for node, more in part.added.items()}
             result.held |= {begin + node: work for node, work in part.held.items()}
@@ -95,17 +83,9 @@ class NodeTimes:
     @classmethod
     def played(cls, step: PlayedCohort) -> NodeTimes:
         """Those of a cohort in the step as it was played."""
-        timeline, ops = step.timeline, step.cohort.ops
+        timeline = step.timeline
         launched, held = _since_held(step, step.columns(timeline.launched))
-        block: list[BlockTimes | None] = [None] * len(ops)
-        blocks = []
-        for (place, op, same), count in zip(op_index(step.cohort).works, step.in_period, strict=True):
-            if isinstance(op.work, Block):
-                costs = [cast(BlockCost, timeline.cost[at + place]) for at in step.first]
-                blocks.append(_block(step, op.work, costs, count))
-                for number in same.tolist():
-                    block[number] = blocks[-1]
-        return cls(launched, step.columns(timeline.durations), block, _added(step), held, [blocks])
+        return cls(launched, step.columns(timeline.durations), _added(step), held, [_blocks(step)])
 
 
 def _since_held(step: PlayedCohort, launched: list[Column]) -> tuple[list[Column], dict[int, Column]]:
@@ -128,13 +108,13 @@ def _added(step: PlayedCohort) -> dict[int, Column]:
     return {number: step.column(more[:, number].tolist()) for number in np.flatnonzero(more.any(axis=0)).tolist()}
 
 
-def _block(step: PlayedCohort, block: Block, played: list[BlockCost], ops: int) -> BlockTimes:
-    """A block of `ops` ops. played: its cost on each lane."""
-    growth = [step.timeline.op_costs.growth(block, step.number, rank) for rank in step.ranks]
-    return BlockTimes(
-        busy=step.column([cost.busy for cost in played]),
-        critical=step.column([cost.critical for cost in played]),
-        busy_slope=step.column([busy for busy, _ in growth]),
-        critical_slope=step.column([critical for _, critical in growth]),
-        ops=ops,
-    )
+def _blocks(step: PlayedCohort) -> BlockTimes:
+    """The blocks of a cohort as they were played."""
+    op_costs, blocks = step.timeline.op_costs, op_index(step.cohort).blocks
+    table = []
+    for rank, at in zip(step.ranks, step.first, strict=True):
+        for number, op, _ in blocks:
+            cost = cast(BlockCost, step.timeline.cost[at + number])
+            table.append((cost.busy, cost.critical, *op_costs.growth(cast(Block, op.work), cost, step.number, rank)))
+    columns = np.moveaxis(np.array(table).reshape(len(step.first), len(blocks), 1, 4), 3, 0)
+    return BlockTimes(*map(step.by_block, columns), step.in_period)

@@ -17,7 +17,8 @@ from sim.op_index import op_index
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import Block, Op, Work
-from sim.replay.node_times import BlockTimes, NodeTimes, PlayedCohort
+from sim.replay.block_times import BlockTimes
+from sim.replay.node_times import NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats
 from sim.replay.step import StepReplay, replay_of
 from sim.timeline import Timeline
@@ -41,18 +42,12 @@ class _Repricing:
     def times(self, step: PlayedCohort) -> NodeTimes:
         """Those of a cohort."""
         result, played, slower = NodeTimes(), self._played.nodes, self._slower(step.lanes[0])
-        blocks = {
-            op.work: self._costs(step, op.work, count)
-            for (_, op, _), count in zip(op_index(step.cohort).works, step.in_period, strict=True)
-            if isinstance(op.work, Block)
-        }
-        result.blocks.append(list(blocks.values()))
+        result.blocks.append(self._blocks(step))
         first = self._played.graph.first[step.number]
-        for number, (op, change) in enumerate(zip(step.cohort.ops, self._changes(step), strict=True)):
+        for number, change in enumerate(self._changes(step)):
             node = first + number
             result.launched.append(played.launched[node] + change.launched)
             result.transfers.append(played.transfers[node] * change.longer)
-            result.block.append(blocks.get(op.work) if isinstance(op.work, Block) else None)
             if node in played.added:
                 result.added[number] = slower * played.added[node]
             if node in played.held:
@@ -64,13 +59,19 @@ class _Repricing:
         usual = self._usual.profile(lane).slowdown - 1
         return np.array([[(other.profile(lane).slowdown - 1) / usual for other in self._others]]) if usual else 1.0
 
-    def _costs(self, step: PlayedCohort, block: Block, ops: int) -> BlockTimes:
-        costs = [[other.op_costs.block(block, step.number, rank=rank) for other in self._others] for rank in step.ranks]
+    def _blocks(self, step: PlayedCohort) -> BlockTimes:
+        """What blocks cost then."""
+        blocks = [cast(Block, op.work) for _, op, _ in op_index(step.cohort).blocks]
+        costs = [
+            [[other.op_costs.block(block, step.number, rank=rank) for other in self._others] for block in blocks]
+            for rank in step.ranks
+        ]
         busy, critical = (
-            step.places.rows(step.number, np.array([[getattr(cost, name) for cost in each] for each in costs]))
+            step.by_block([[[getattr(cost, name) for cost in each] for each in lane] for lane in costs])
             for name in ("busy", "critical")
         )
-        return BlockTimes(busy, critical, 0.0, 0.0, ops)
+        none = np.zeros((len(blocks), 1, 1))
+        return BlockTimes(busy, critical, none, none, step.in_period)
 
     def _changes(self, step: PlayedCohort) -> Iterator[_Change]:
         """What prices change of each op of a cohort, in program order."""

@@ -20,7 +20,8 @@ import numpy as np
 
 from sim.op_index import op_index
 from sim.program import Collective
-from sim.replay.node_times import BlockTimes, NodeTimes, PlayedCohort
+from sim.replay.block_times import DrawnBlocks, block_numbers
+from sim.replay.node_times import NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats, Groups, Places
 from sim.replay.program_graph import program_graph
 from sim.timeline import Timeline
@@ -28,6 +29,7 @@ from topologies.reading import UserError
 
 ORIGIN = np.zeros((1, 1))  # when the step begins
 Factors = Floats | list[Floats]
+SIMPLE, LENGTHENED, MEETING, OTHER = range(4)  # how a node is worked out
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
 
@@ -81,27 +83,6 @@ class Meeting(NamedTuple):
     groups: Groups | None
 
 
-class _Drawn:
-    """A block whose kernels take 1 + `more` times as long: how long it is busy, the least of that, and the most of `critical`."""
-
-    def __init__(self, block: BlockTimes, more: Column, extremes: tuple[float, float]) -> None:
-        self._block, self._more = block, more
-        self.busy = block.busy + more * block.busy_slope
-        busy, critical = zip(*map(block.slower, extremes), strict=True)  # times grow or shrink with `more`
-        self.least = min(map(_least, busy))
-        self.late = max(map(_most, critical))
-
-    @cached_property
-    def critical(self) -> Column:
-        """Where launches matter."""
-        return self._block.critical + self._more * self._block.critical_slope
-
-
-def _least(seconds: Column) -> float:
-    """On the place where it is least."""
-    return seconds if isinstance(seconds, float) else float(seconds.min())
-
-
 def _most(seconds: Column) -> float:
     """On the place where it is most."""
     return seconds if isinstance(seconds, float) else float(seconds.max())
@@ -127,7 +108,8 @@ class StepReplay:
         self.graph = program_graph(self.program)
         every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
         self.nodes = NodeTimes.joined(every)
-        self._meetings = self._meet()
+        self._block = block_numbers(self.program)
+        self._meetings, self._alone = self._meet()
         self._periods = timeline.periods
         self._marks = [self._mark(timeline, number) for number in range(len(every))] if timeline.periods else []
 
@@ -140,27 +122,24 @@ class StepReplay:
         node = self.graph.first[number] + int(last) - timeline.offset[lane]
         return node - more, node
 
-    def _meet(self) -> dict[int, Meeting]:
-        """By node whose ranks meet others, or those of other cohorts, where they do."""
+    def _meet(self) -> tuple[dict[int, Meeting], dict[int, Groups]]:
+        """By node to which ranks of other cohorts come, too, where they meet; and by any other whose ranks meet, their groups."""
         known: dict[Hashable, Groups | None] = {}
-        result: dict[int, Meeting] = {}
+        meetings, alone, together = dict[int, Meeting](), dict[int, Groups](), self.graph.together
         for number, first in enumerate(self.graph.first[:-1]):
-            lone: dict[tuple[str, ...], Groups | None] = {}  # of collectives to which no other cohort comes, by their axes
             for _, op, ops in op_index(self.program.cohorts[number]).works:
                 if not isinstance(op.work, Collective):
                     continue
-                axes = () if op.work.cohorts else op.work.axes
-                if axes not in lone:
-                    lone[axes] = self._groups([(op.work, number)], known)
-                alone = lone[axes]
-                for node in (first + ops).tolist():
-                    members = self.graph.together.get(node)
-                    if members is not None and node == members[0]:
+                nodes = (first + ops).tolist()
+                if nodes[0] not in together:
+                    groups = self._groups([(op.work, number)], known)
+                    alone |= dict.fromkeys(nodes, groups) if groups else {}
+                    continue
+                for members in map(together.__getitem__, nodes):
+                    if members[0] not in meetings:
                         works = [(self._collective(each), self.graph.cohort(each)) for each in members]
-                        result |= dict.fromkeys(members, Meeting(members, self._groups(works, known)))
-                    elif members is None and alone is not None:
-                        result[node] = Meeting([node], alone)
-        return result
+                        meetings |= dict.fromkeys(members, Meeting(members, self._groups(works, known)))
+        return meetings, alone
 
     def _collective(self, node: int) -> Collective:
         cohort = self.graph.cohort(node)
@@ -188,13 +167,11 @@ class StepReplay:
         """
         graph, nodes, drawn, maximum, add = self.graph, self.nodes, self._drawn(kernels), np.maximum, np.add
         lasting = [
-            seconds if block is None else drawn[block].busy for block, seconds in zip(nodes.block, nodes.transfers, strict=True)
+            seconds if block < 0 else drawn.busy[block] for block, seconds in zip(self._block, nodes.transfers, strict=True)
         ]
         late, added = self._late(drawn), nodes.added
         marks: dict[int, Any] = dict.fromkeys(chain.from_iterable(self._marks))  # their ends
-        apart = {*late, *self._meetings, *added, *marks}
-        if transfers is not None:
-            apart.update(number for number, block in enumerate(nodes.block) if block is None)
+        ways = self._ways({*late, *marks}, transfers is not None)
         ends: list[Any] = [ORIGIN] * graph.places
         rows = self._rows(kernels, transfers)
         resumed, come = dict[int, Floats](), dict[int, Floats]()
@@ -202,17 +179,24 @@ class StepReplay:
             ready, row = ends[first], rows[place]
             for awaited in others:
                 ready = maximum(ready, ends[awaited], out=row)
-            if number not in apart:
+            way = ways[number]
+            if way == SIMPLE:
                 ends[place] = add(ready, lasting[number], out=row)
                 continue
-            launched, block = self._launched(number, ready, resumed) if number in late else None, nodes.block[number]
-            if block is None:
+            if way == LENGTHENED:
+                ends[place] = add(add(ready, lasting[number], out=row), added[number], out=row)
+                continue
+            if way == MEETING:
+                ends[place] = maximum.reduce(ready, axis=0, keepdims=True) + lasting[number]
+                continue
+            launched, block = self._launched(number, ready, resumed) if number in late else None, self._block[number]
+            if block < 0:
                 begin = ready if launched is None else maximum(ready, launched)
                 ended = list(self._start(number, begin, come, transfers))
             else:
                 end = ready + lasting[number]
                 if launched is not None:  # the GPU or the host is through with it, whichever is later
-                    end = maximum(end, launched + drawn[block].critical)
+                    end = maximum(end, launched + drawn.critical(block))
                 ended = [(number, end + added[number] if number in added else end)]
             for each, end in ended:
                 ends[graph.place[each]] = end
@@ -221,33 +205,50 @@ class StepReplay:
         through = [[ends[graph.place[number]] for number in last] for last in graph.last]
         return Replayed(self.places, [reduce(maximum, each, ORIGIN) for each in through], self._further(marks, drawn))
 
+    def _ways(self, others: set[int], drawn: bool) -> list[int]:
+        """How each node is worked out. others: nodes besides that are looked at by themselves; drawn: whether transfers take
+        other times, too.
+        """
+        ways = [SIMPLE] * self.graph.count
+        for number in self.nodes.added:
+            ways[number] = LENGTHENED
+        for number, groups in self._alone.items():
+            ways[number] = MEETING if groups.order is None else OTHER
+        for number in self._meetings:
+            ways[number] = OTHER
+        for number, block in enumerate(self._block) if drawn else ():
+            if block < 0:
+                ways[number] = OTHER
+        for number in others:
+            ways[number] = OTHER
+        return ways
+
     def _rows(self, kernels: Factors | None, transfers: Transfers | None) -> Sequence[Floats | None]:
         """Memory for the end of a node in each place; None of those that take new memory, whose shape is not known."""
         if kernels is None or transfers is not None:
             return [None] * self.graph.places
         return list(np.empty((self.graph.places, self.places.count, kernels[0].shape[-1])))
 
-    def _late(self, drawn: dict[BlockTimes, _Drawn]) -> set[int]:
+    def _late(self, drawn: DrawnBlocks) -> set[int]:
         """Nodes that may start, or end, when their launch lets them."""
         graph, nodes = self.graph, self.nodes
         if nodes.held:
             return set(range(graph.count))
+        least = [0.0 if block < 0 else drawn.least[block] for block in self._block]
+        latest = [
+            launched if block < 0 else launched + drawn.late[block]
+            for block, launched in zip(self._block, self._latest_launch, strict=True)
+        ]
         soonest, late = [0.0] * graph.places, set[int]()  # no place ends before
         for number, place, first, others in graph.turns:
-            least = soonest[first]
+            end = soonest[first]
             for awaited in others:
-                if soonest[awaited] > least:
-                    least = soonest[awaited]
-            block, launched = nodes.block[number], self._latest_launch[number]
-            if block is not None:
-                times = drawn[block]
-                least += times.least
-                launched += times.late
-            if launched > least:
+                if soonest[awaited] > end:
+                    end = soonest[awaited]
+            end += least[number]
+            if latest[number] > end:
                 late.add(number)
-            if number in nodes.added:
-                least += float(np.min(nodes.added[number]))
-            soonest[place] = least
+            soonest[place] = end
         return late
 
     @cached_property
@@ -255,13 +256,14 @@ class StepReplay:
         """By node, when it is launched on the place where that is latest."""
         return list(map(_most, self.nodes.launched))
 
-    def _further(self, ends: dict[int, Floats], drawn: dict[BlockTimes, _Drawn]) -> Floats | float:
+    def _further(self, ends: dict[int, Floats], drawn: DrawnBlocks) -> Floats | float:
         """What periods add that were not played. ends: of the nodes that mark periods."""
         if not self._marks:
             return 0.0
-        computing = [sum((block.ops * drawn[block].busy for block in blocks), 0.0) for blocks in self.nodes.blocks]
         period = PlayedPeriod(
-            [ends[last] for _, last in self._marks], [ends[last] - ends[before] for before, last in self._marks], computing
+            [ends[last] for _, last in self._marks],
+            [ends[last] - ends[before] for before, last in self._marks],
+            drawn.computing(),
         )
         return period.further(self._periods)
 
@@ -271,7 +273,7 @@ class StepReplay:
         """Transfers that start when `node`, one of them, is ready: those that meet when the last is. come: when the nodes that
         came before were ready.
         """
-        members, groups = self._meetings.get(node) or Meeting([node], None)
+        members, groups = self._meetings.get(node) or Meeting([node], self._alone.get(node))
         if node != members[-1]:
             come[node] = ready.copy()  # its place may be another node's when the last one comes
             return
@@ -285,16 +287,11 @@ class StepReplay:
         usual = self.nodes.transfers[node]
         return usual if transfers is None else usual * transfers(first, self.places.count)
 
-    def _drawn(self, kernels: Factors | None) -> dict[BlockTimes, _Drawn]:
+    def _drawn(self, kernels: Factors | None) -> DrawnBlocks:
         """Blocks whose kernels take other times: see `times`."""
         factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
-        result = {}
-        for cohort, blocks in enumerate(self.nodes.blocks):
-            more = 0.0 if factors is None else factors[cohort] - 1
-            extremes = (0.0, 0.0) if factors is None else (float(np.min(more)), float(np.max(more)))
-            for block in blocks:
-                result[block] = _Drawn(block, more, extremes)
-        return result
+        blocks = self.nodes.blocks
+        return DrawnBlocks(blocks, [0.0] * len(blocks) if factors is None else [each - 1 for each in factors])
 
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
         """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
