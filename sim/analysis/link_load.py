@@ -60,10 +60,14 @@ def _carried_by_links(timeline: Timeline) -> list[float]:
     """Bytes on each link of the wiring."""
     wiring = timeline.op_costs.wiring
     load_of = [0.0] * len(wiring.capacity)
+    known: dict[int, list[tuple[float, int, float]]] = {}  # by the object of a traffic, which is kept: a hash visits each member
     for traffic, size, _ in transfers(timeline):
-        for demand in wiring.demands[traffic]:
-            for link, flows in demand.flows:
-                load_of[link] += size * demand.share * flows
+        demands = known.get(id(traffic))
+        if demands is None:
+            demands = [(demand.share, link, flows) for demand in wiring.demands[traffic] for link, flows in demand.flows]
+            known[id(traffic)] = demands
+        for share, link, flows in demands:
+            load_of[link] += size * share * flows
     return load_of
 
 

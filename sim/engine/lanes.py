@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Hashable, Iterator
 from dataclasses import replace
 from functools import cached_property
-from math import inf
 from typing import NamedTuple
 
 import numpy as np
@@ -55,7 +54,6 @@ class Lanes:
                 self._place.append(place)
                 self.ops += len(cohort.ops)
         self._known: list[dict[Work, Priced]] = [{} for _ in self.every]
-        self._rates: dict[int, tuple[TransferCost, tuple[float, ...]]] = {}  # by the object of a cost, which is kept
         self._turns: dict[int, list[int]] = {}  # by cohort
 
     def _actors(self, cohort: Cohort) -> Iterator[tuple[int, int, int]]:
@@ -103,20 +101,6 @@ class Lanes:
     def touched(self) -> set[int]:
         """Cohorts whose blocks meet other traffic on the links of their collectives, where those of all ranks are alike."""
         return self.op_costs.touched() if self.op_costs.lane is None else set()
-
-    def rates(self, cost: TransferCost) -> tuple[float, ...]:
-        """Bytes per second of each part of a transfer that has its links for itself, as the network has it."""
-        known = self._rates.get(id(cost))
-        if known is None:
-            capacity = self.op_costs.capacity
-            rates = tuple(min([capacity[link] / count for link, count in flows], default=inf) for _, flows in cost.parts)
-            known = self._rates[id(cost)] = cost, rates
-        return known[1]
-
-    def seconds(self, cost: TransferCost) -> float:
-        """Seconds of a transfer that has its links for itself."""
-        pairs = zip(cost.parts, self.rates(cost), strict=True)
-        return sum(on_grid(part.bytes / rate) for part, rate in pairs) + cost.latency
 
     def meeting(self, number: int, index: int, op: Op, cost: TransferCost) -> Meeting | None:
         """Where a lane meets the other ranks of a collective, op number `index` of its program; None: it has them all."""

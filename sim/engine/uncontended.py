@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from sim.engine.lanes import Lanes, Meeting
 from sim.engine.network import ROUNDING
 from sim.pricing.block_costs import BlockCost
-from sim.pricing.transfers.transfer_cost import TransferCost
+from sim.pricing.transfers.transfer_cost import Demands, TransferCost
 from sim.program import Block, Op, Work
 from sim.timeline import Resumption
 
@@ -43,7 +43,6 @@ class _Known(NamedTuple):
 
 
 Cost = BlockCost | TransferCost
-Demands = dict[tuple[int, str], float]  # bytes per second by link and stream inside a block
 
 
 @dataclass
@@ -84,7 +83,7 @@ class Uncontended:
         self._blocked: dict[int, list[int]] = {}  # by op, the lanes that wait for it
         self._come: dict[Hashable, list[tuple[int, int, float]]] = {}  # (lane, op, seconds) by rendezvous that is not complete
         self._carried: set[int] = set()  # ops whose bytes another member of their rendezvous puts on the network
-        self._demanded: dict[Hashable, Demands] = {}  # of transfers by links, of blocks by cohort and collectives
+        self._demanded: dict[Hashable, Demands] = {}  # of blocks, by cohort and collectives
         self._alike = True  # whether the members of each rendezvous take equally long
         self._free = list(range(len(lanes.every)))  # lanes that can go on
         complete = self._run() and self._alike
@@ -152,7 +151,7 @@ class Uncontended:
         cost, ahead, behind = self.lanes.priced(lane, op)
         if isinstance(cost, BlockCost):
             return _Known(op.work, cost, None, cost.busy, cost.critical, ahead, behind, [])
-        return _Known(op.work, cost, cost, self.lanes.seconds(cost), 0.0, ahead, behind, [])
+        return _Known(op.work, cost, cost, cost.seconds, 0.0, ahead, behind, [])
 
     def _come_to(self, meeting: Meeting, lane: int, op: int, seconds: float) -> bool:
         """A lane comes to a rendezvous; whether it was the last one, with which all of them start."""
@@ -199,9 +198,9 @@ class Uncontended:
                 if link in crowded:
                     crowded[link].append((number, rate / capacity[link]))
         links = list(dict.fromkeys(map(tuple, crowded.values())))  # those with the same traffic are one
-        works = [works for _, works in every.values()]
+        everyone = [works for _, works in every.values()]
         using = dict.fromkeys(number for link in links for number, _ in link)
-        users = {number: self._on_the_wire(works[number], start, end) for number in using}
+        users = {number: self._on_the_wire(everyone[number], start, end) for number in using}
         return _overloaded([[(users[number], part) for number, part in link] for link in links])
 
     def _on_the_wire(self, works: list[_Known], start: Floats, end: Floats) -> tuple[Floats, Floats]:
@@ -215,25 +214,21 @@ class Uncontended:
         """What a piece of work puts on links; one object for transfers over equal links, and for blocks of a lane with equal
         collectives.
         """
-        key: Hashable
         if known.transfer:
-            key = tuple([flows for _, flows in known.transfer.parts])
-            own = self._demanded.get(key)
-            return own if own is not None else self._demanded.setdefault(key, self._rates([(known.transfer, "")]))
+            return known.transfer.demands
         if self.lanes.op_costs.lane is not None:
             return {}
         cohort, block = self.lanes.every[lane].cohort, cast(Block, known.work)
         key = cohort, block.meetings
         own = self._demanded.get(key)
-        return own if own is not None else self._demanded.setdefault(key, self._rates(self.lanes.op_costs.inside(block, cohort)))
+        return own if own is not None else self._demanded.setdefault(key, self._inside(block, cohort))
 
-    def _rates(self, transfers: list[tuple[TransferCost, str]]) -> Demands:
-        """By link and stream inside a block, the most bytes per second that one of these transfers puts there."""
+    def _inside(self, block: Block, cohort: int) -> Demands:
+        """The most that one of its collectives puts on each link, by stream."""
         demands: Demands = {}
-        for transfer, stream in transfers:
-            for (_, flows), rate in zip(transfer.parts, self.lanes.rates(transfer), strict=True):
-                for link, count in flows:
-                    demands[link, stream] = max(demands.get((link, stream), 0.0), rate * count)
+        for transfer, stream in self.lanes.op_costs.inside(block, cohort):
+            for (link, _), rate in transfer.demands.items():
+                demands[link, stream] = max(demands.get((link, stream), 0.0), rate)
         return demands
 
     def _beside_kernels(self, start: Floats, end: Floats) -> float:

@@ -11,7 +11,6 @@ from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transfers.algorithm_choice import At
 from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
@@ -243,7 +242,7 @@ class OpCosts(CollectiveCosts):
     @property
     def links(self) -> frozenset[int]:
         """Links of the wiring that the program uses."""
-        every = (priced for work, cohort, _ in self._communications for priced in self.each(work, cohort))
+        every = (priced for work, cohort, _, _ in self._communications for priced in self.each(work, cohort))
         return frozenset(link for priced in every for link in priced.links)
 
     def touched(self, others: frozenset[int] = frozenset()) -> set[int]:
@@ -253,14 +252,16 @@ class OpCosts(CollectiveCosts):
         Collectives inside blocks of one cohort run one after the other, on its compute stream or its side stream, and cannot
         meet each other, except on another side stream. Links that change while the step runs are like those with other traffic.
         """
-        users: dict[int, set[tuple[At, str, int]]] = {}  # by link; cohorts that share their ranks have their own groups each
-        for work, cohort, inside in self._communications:
+        number = {at: number for number, at in enumerate(self._at)}
+        place = [number[at] for at in self._at]  # equal for cohorts that share their ranks, which have their own groups each
+        users: dict[int, set[tuple[int, str, int]]] = {}  # by link
+        for work, cohort, inside, _ in self._communications:
             for kind, priced in enumerate(self.each(work, cohort)):
                 for link in priced.links:
-                    users.setdefault(link, set()).add((self._at[cohort], inside, kind))
+                    users.setdefault(link, set()).add((place[cohort], inside, kind))
         shared = [uses for link, uses in users.items() if len(uses) > 1 or self.wiring.varying[link] or link in others]
-        where = {at for uses in shared for at, inside, _ in uses if inside}
-        return {cohort for cohort, at in enumerate(self._at) if at in where}
+        where = {each for uses in shared for each, inside, _ in uses if inside}
+        return {cohort for cohort, each in enumerate(place) if each in where}
 
     def inside(self, block: Block, cohort: int) -> list[tuple[TransferCost, str]]:
         """The distinct collectives of a block, each with the stream that it is on or keeps in step with."""
@@ -271,7 +272,7 @@ class OpCosts(CollectiveCosts):
         they must be played item by item. Where nodes are not alike each lane's blocks are priced by its own groups.
         """
         result = set()
-        for work, cohort, inside in self._communications:
+        for work, cohort, inside, _ in self._communications:
             if inside and cohort not in result:
                 group = self.groups(work, cohort)
                 first = np.zeros(int(group.max()) + 1, np.int64)

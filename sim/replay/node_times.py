@@ -117,4 +117,5 @@ def _blocks(step: PlayedCohort) -> BlockTimes:
             cost = cast(BlockCost, step.timeline.cost[at + number])
             table.append((cost.busy, cost.critical, *op_costs.growth(cast(Block, op.work), cost, step.number, rank)))
     columns = np.moveaxis(np.array(table).reshape(len(step.first), len(blocks), 1, 4), 3, 0)
-    return BlockTimes(*map(step.by_block, columns), step.in_period)
+    busy, critical, busy_slope, critical_slope = map(step.by_block, columns)
+    return BlockTimes(busy, critical, busy_slope, critical_slope, step.in_period)

@@ -96,9 +96,8 @@ class _Repricing:
             ahead.append([other.ahead - usual.ahead for other in others])
             behind.append([other.behind - usual.behind for other in others])
             longer.append([1.0] * len(others))
-            if isinstance(usual.cost, TransferCost) and (seconds := self._usual.seconds(usual.cost)):
-                pairs = zip(self._others, others, strict=True)
-                longer[-1] = [each.seconds(cast(TransferCost, other.cost)) / seconds for each, other in pairs]
+            if isinstance(usual.cost, TransferCost) and (seconds := usual.cost.seconds):
+                longer[-1] = [cast(TransferCost, other.cost).seconds / seconds for other in others]
         return _column(step, ahead), _column(step, behind), _column(step, longer)
 
 

@@ -144,7 +144,7 @@ class Segments:
             if isinstance(cost, BlockCost):
                 yield Piece(stream, work, cost, waits, cost.busy, launched, cost.critical)
             else:
-                seconds = self.lanes.seconds(cost)
+                seconds = cost.seconds
                 yield Piece(stream, work, cost, waits, seconds, launched, seconds)
             launched += behind
             number += 1

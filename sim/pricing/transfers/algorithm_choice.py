@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from copy import copy
+from math import inf
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -299,20 +300,24 @@ class AlgorithmChoice:
         if isinstance(work, Collective) and work.pieces:
             latency += _listed(work, rates.prices)
         alone = latency = on_grid(repeat * latency)
-        parts, short = [], min(sum(transfers) / SHORT, max(transfers, default=0.0))
+        parts, full_rates, short = [], list[float](), min(sum(transfers) / SHORT, max(transfers, default=0.0))
         for demand, mine, transfer in zip(demands, own, transfers, strict=True):
             if transfer < short:
                 latency += on_grid(transfer * repeat)
                 alone += on_grid(transfer * repeat)
                 continue
             full = min([capacity[link] / count for link, count in demand.meets if binding[link]], default=0.0)
-            parts.append(FlowPart(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]])))
+            part = FlowPart(transfer * repeat * full, tuple(flow for flow in mine.meets if binding[flow[0]]))
+            parts.append(part)
+            least = full if mine is demand else min([capacity[link] / count for link, count in part.flows], default=inf)
+            full_rates.append(least if part.flows else inf)
             alone += on_grid(transfer * repeat) if full else 0.0
         volume = sent(self.topology, self.grid, traffic, at) * work.bytes * repeat
         is_send, slowing = isinstance(work, Send), rates.prices.slowing(work)
         if slowing is not None and (usual := rates.prices.profile.slowdown) > 1:
             working = (slowing - 1) / (usual - 1)
-        return TransferCost(played or traffic, tuple(parts), latency, volume, alone, is_send, protocol, working, slowing=slowing)
+        priced = played or traffic, tuple(parts), tuple(full_rates), latency, volume, alone, is_send, protocol, working
+        return TransferCost(*priced, slowing=slowing)
 
     def _summing(self, work: Collective | Send, operation: str, traffic: Traffic) -> float:
         """Seconds in which a rank adds up numbers of 16 bits, beyond those of as many bytes of fp32, which tables are of."""

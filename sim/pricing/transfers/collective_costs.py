@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -19,10 +19,22 @@ from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.program import SIDE_STREAM, Block, Collective, Program, Send
+from sim.remembered import remembered
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology, Values
 
 REMEMBERED = 512  # prices of transfers on one wiring
+
+
+class Communication(NamedTuple):
+    """A distinct collective or send of a cohort. inside: of one inside a block the stream that it is on or keeps in step with;
+    siblings: all of its groups, by no algorithm yet.
+    """
+
+    work: Collective | Send
+    cohort: int
+    inside: str
+    siblings: Traffic
 
 
 class _Shared(NamedTuple):
@@ -54,14 +66,14 @@ class CollectiveCosts(AlgorithmChoice):
         self._groups: dict[tuple[tuple[str, ...], int], Ids] = {}
         self._lying_alike: dict[tuple[Traffic, tuple[int, ...]], list[Ids]] = {}
         self._at: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
-        self._communications = list(self._distinct())
+        self._communications = communications(program)
         traffics: dict[Traffic, None] = {}
         self.alike = True  # no sibling groups differ
-        for work, cohort, _ in self._communications:
-            choices = self.kinds(work, cohort)
+        for work, cohort, _, siblings in self._communications:
+            choices = self._kinds_of[work, cohort] = self.choose(work, siblings)
             self.alike = self.alike and len(choices) == 1
             traffics |= {choice.traffic: None for choice in choices}
-        for work, cohort, _ in self._communications if lane is not None else ():
+        for work, cohort, _, _ in self._communications if lane is not None else ():
             traffics |= {shared.traffic: None for shared in self._share(work, cohort)}
         self.traffics = tuple(traffics)
         self._lay(self.traffics)
@@ -86,29 +98,9 @@ class CollectiveCosts(AlgorithmChoice):
         other._lay_on(self.wiring)
         return other
 
-    def _distinct(self) -> Iterator[tuple[Collective | Send, int, str]]:
-        """Distinct communications: work, cohort, and inside a block the stream that it is on or keeps in step with."""
-        for number, cohort in enumerate(self.program.cohorts):
-            inside: set[Collective] = set()
-            for op_work in dict.fromkeys(op.work for op in cohort.ops):
-                if not isinstance(op_work, Block):
-                    yield op_work, number, ""
-                    continue
-                for work in op_work.meetings:
-                    if work not in inside:
-                        inside.add(work)
-                        yield work, number, op_work.beside.get(work, SIDE_STREAM)
-
     def siblings(self, work: Collective | Send, cohort: int) -> Traffic:
         """All groups of `work`, by no algorithm yet."""
-        at = self._at[cohort]
-        if isinstance(work, Send) and work.route:
-            return Traffic(f"copy/{'/'.join(work.route)}", (), at)
-        if isinstance(work, Send):
-            return Traffic("send/direct", (), at, self._at[work.to])
-        if work.cohorts:
-            return Traffic("", (), self._at[work.cohorts[0]], self._at[work.cohorts[1]], counts=work.counts)
-        return Traffic("", work.axes, _across(at, work.axes), counts=work.counts)
+        return _siblings(work, self._at[cohort], self._at)
 
     def kinds(self, work: Collective | Send, cohort: int) -> tuple[Choice, ...]:
         """The algorithm, protocol and price of each kind of sibling groups of `work`."""
@@ -263,13 +255,42 @@ class CollectiveCosts(AlgorithmChoice):
     def lanes(self, unlike: Ids, most: int) -> Ids | None:
         """See `sibling_groups.lanes`. unlike: of each rank of a cohort, equal numbers where effects are equal."""
         memberships: dict[Hashable, Membership] = {}
-        for work, cohort, _ in self._communications:
+        for work, cohort, _, _ in self._communications:
             group = self.groups(work, cohort)
             kind = np.zeros(int(group.max()) + 1, np.int64)
             for number, choice in enumerate(self.kinds(work, cohort)):
                 kind[list(choice.traffic.groups)] = number
             memberships[group.tobytes(), kind.tobytes()] = Membership(group, kind)
         return lanes(list(memberships.values()), unlike, most)
+
+
+@remembered
+def communications(program: Program) -> list[Communication]:
+    """Those of a program."""
+    every: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
+    result = dict[tuple[Collective | Send, int, bool], Communication]()
+    for number, (cohort, at) in enumerate(zip(program.cohorts, every, strict=True)):
+        for op_work in dict.fromkeys(op.work for op in cohort.ops):
+            works: list[tuple[Collective | Send, str]] = []
+            if isinstance(op_work, Block):
+                works += [(work, op_work.beside.get(work, SIDE_STREAM)) for work in op_work.meetings]
+            else:
+                works.append((op_work, ""))
+            for work, stream in works:
+                if (key := (work, number, bool(stream))) not in result:
+                    result[key] = Communication(work, number, stream, _siblings(work, at, every))
+    return list(result.values())
+
+
+def _siblings(work: Collective | Send, at: At, every: list[At]) -> Traffic:
+    """See `Communication`. at: coordinates that its ranks share; every: those of all cohorts."""
+    if isinstance(work, Send) and work.route:
+        return Traffic(f"copy/{'/'.join(work.route)}", (), at)
+    if isinstance(work, Send):
+        return Traffic("send/direct", (), at, every[work.to])
+    if work.cohorts:
+        return Traffic("", (), every[work.cohorts[0]], every[work.cohorts[1]], counts=work.counts)
+    return Traffic("", work.axes, _across(at, work.axes), counts=work.counts)
 
 
 def _across(at: tuple[tuple[str, int], ...], axes: tuple[str, ...]) -> tuple[tuple[str, int], ...]:
