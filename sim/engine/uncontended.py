@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Hashable, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import accumulate, chain, pairwise
 from math import inf
 from typing import NamedTuple, cast
 
@@ -198,17 +198,23 @@ class Uncontended:
                 if link in crowded:
                     crowded[link].append((number, rate / capacity[link]))
         links = list(dict.fromkeys(map(tuple, crowded.values())))  # those with the same traffic are one
+        if not links:
+            return inf
         everyone = [works for _, works in every.values()]
-        using = dict.fromkeys(number for link in links for number, _ in link)
-        users = {number: self._on_the_wire(everyone[number], start, end) for number in using}
+        using = list(dict.fromkeys(number for link in links for number, _ in link))
+        users = dict(zip(using, self._on_the_wire([everyone[number] for number in using], start, end), strict=True))
         return _overloaded([[(users[number], part) for number, part in link] for link in links])
 
-    def _on_the_wire(self, works: list[_Known], start: Floats, end: Floats) -> tuple[Floats, Floats]:
-        """When pieces of work begin to send, and when their last bytes are sent."""
-        ops = [[op for op in known.ops if op not in self._carried] if self._carried else known.ops for known in works]
+    def _on_the_wire(self, users: list[list[_Known]], start: Floats, end: Floats) -> list[tuple[Floats, Floats]]:
+        """When pieces of work of each of `users` begin to send, and when their last bytes are sent."""
+        works, carried = list(chain.from_iterable(users)), self._carried
+        ops = [[op for op in known.ops if op not in carried] if carried else known.ops for known in works]
         latencies = [known.transfer.latency if known.transfer else 0.0 for known in works]
-        numbers = np.array(list(chain.from_iterable(ops)), np.int64)
-        return start[numbers], end[numbers] - np.repeat(latencies, [len(each) for each in ops])
+        numbers, counts = list(chain.from_iterable(ops)), list(map(len, ops))
+        bounds = [0, *accumulate(counts)]
+        begin, over = start[numbers], end[numbers] - np.repeat(latencies, counts)
+        edges = [bounds[place] for place in accumulate(map(len, users), initial=0)]
+        return [(begin[first:last], over[first:last]) for first, last in pairwise(edges)]
 
     def _demands(self, lane: int, known: _Known) -> Demands:
         """What a piece of work puts on links; one object for transfers over equal links, and for blocks of a lane with equal
@@ -254,8 +260,6 @@ def _overloaded(links: Sequence[Sequence[tuple[tuple[Floats, Floats], float]]]) 
     """When there is first more traffic on one of `links` than it carries. links: from when until when its users send, and the
     part of it that each takes.
     """
-    if not links:
-        return inf
     time = np.concatenate([times[edge] for edge in (0, 1) for users in links for times, _ in users])
     counts = [len(times[0]) for users in links for times, _ in users]
     change = np.repeat([part for users in links for _, part in users], counts)

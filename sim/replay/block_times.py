@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -26,56 +27,61 @@ class BlockTimes(NamedTuple):
     critical_slope: Floats
     ops: NDArray[np.int64]
 
-    def extremes(self, more: Column) -> tuple[list[float], list[float]]:
-        """By block, the least `busy` and the most `critical` of kernels that take 1 + `more` times as long: times grow or shrink
-        with it.
-        """
-        ends = float(np.min(more)), float(np.max(more))
-        least = np.minimum(*(self.busy + end * self.busy_slope for end in ends))
-        most = np.maximum(*(self.critical + end * self.critical_slope for end in ends))
-        return least.min(axis=(1, 2)).tolist(), most.max(axis=(1, 2)).tolist()
+    @classmethod
+    def joined(cls, cohorts: Sequence[BlockTimes]) -> BlockTimes:
+        """Those of all cohorts, one cohort's after the other's."""
+        shapes = {times.shape[1:] for each in cohorts for times in each[:4]}
+        columns = [[*each[:4]] for each in cohorts]
+        if len(shapes) > 1:
+            columns = [[np.broadcast_to(own, (len(own), *np.broadcast_shapes(*shapes))) for own in each] for each in columns]
+        busy, critical, busy_slope, critical_slope = map(np.concatenate, zip(*columns, strict=True))
+        return cls(busy, critical, busy_slope, critical_slope, np.concatenate([each.ops for each in cohorts]))
 
 
 class DrawnBlocks:
-    """The blocks of all cohorts, one cohort's after the other's, whose kernels take 1 + `more` times as long. busy: how long each
-    is; least, late: the least of that, and the most of `critical`.
+    """Blocks of all cohorts whose kernels take 1 + `more` times as long. first: by cohort the number of its first block, and in
+    the end their number; more: by cohort. busy: how long each block is; least, late: the least of that, and the most of
+    `critical`.
     """
 
-    def __init__(self, blocks: Sequence[BlockTimes], more: Sequence[Column]) -> None:
-        self._blocks, self._more = blocks, more
-        self._busy = [each.busy + own * each.busy_slope for each, own in zip(blocks, more, strict=True)]
+    def __init__(self, blocks: BlockTimes, first: Sequence[int], more: Sequence[Column]) -> None:
+        self._blocks, self._first, self._more = blocks, first, more
+        self._busy = [
+            blocks.busy[begin:end] + own * blocks.busy_slope[begin:end]
+            for (begin, end), own in zip(pairwise(first), more, strict=True)
+        ]
         self.busy = list(chain.from_iterable(self._busy))
-        extremes = [each.extremes(own) for each, own in zip(blocks, more, strict=True)]
-        self.least = list(chain.from_iterable(least for least, _ in extremes))
-        self.late = list(chain.from_iterable(late for _, late in extremes))
+        ends = np.array([(own.min(), own.max()) for own in map(np.asarray, more)])  # times grow or shrink with it
+        low, high = np.repeat(ends, np.diff(first), axis=0).T[:, :, None, None]
+        least = np.minimum(blocks.busy + low * blocks.busy_slope, blocks.busy + high * blocks.busy_slope)
+        late = np.maximum(blocks.critical + low * blocks.critical_slope, blocks.critical + high * blocks.critical_slope)
+        self.least: list[float] = least.min(axis=(1, 2)).tolist()
+        self.late: list[float] = late.max(axis=(1, 2)).tolist()
         self._critical: dict[int, Floats] = {}  # of blocks whose launches matter
 
     def critical(self, block: int) -> Floats:
         """The time from its launch on in which a block ends at least."""
         known = self._critical.get(block)
         if known is None:
-            cohort, number = 0, block
-            while number >= len(self._blocks[cohort].ops):
-                number -= len(self._blocks[cohort].ops)
-                cohort += 1
-            own = self._blocks[cohort]
-            known = self._critical[block] = own.critical[number] + self._more[cohort] * own.critical_slope[number]
+            more = self._more[bisect_right(self._first, block) - 1]
+            known = self._critical[block] = self._blocks.critical[block] + more * self._blocks.critical_slope[block]
         return known
 
     def computing(self) -> list[Column]:
         """By cohort, how long its GPUs compute in the last period of a steady state."""
         result = list[Column]()
-        for blocks, busy in zip(self._blocks, self._busy, strict=True):
-            there = np.flatnonzero(blocks.ops)
-            result.append(sum(blocks.ops[there, None, None] * busy[there], 0.0))
+        for begin, busy in zip(self._first, self._busy, strict=False):
+            ops = self._blocks.ops[begin : begin + len(busy)]
+            there = np.flatnonzero(ops)
+            result.append(sum(ops[there, None, None] * busy[there], 0.0))
         return result
 
 
 @remembered
-def block_numbers(program: Program) -> list[int]:
-    """By op of all cohorts, the number of its block among those of `DrawnBlocks`; −1 of transfers."""
-    result, begin = list[int](), 0
+def block_numbers(program: Program) -> tuple[list[int], list[int]]:
+    """By op of all cohorts, the number of its block among those of `DrawnBlocks`, −1 of transfers; and `first` there."""
+    result, first = list[int](), [0]
     for index in map(op_index, program.cohorts):
-        result += np.where(index.block < 0, -1, begin + index.block).tolist()
-        begin += len(index.blocks)
-    return result
+        result += np.where(index.block < 0, -1, first[-1] + index.block).tolist()
+        first.append(first[-1] + len(index.blocks))
+    return result, first

@@ -41,7 +41,7 @@ class PlayedCohort:
         return self.places.column(self.number, values)
 
     def by_block(self, values: ArrayLike) -> Floats:
-        """Values of lanes, blocks and samples as those of blocks, places and samples: see `BlockTimes`."""
+        """Values of lanes and blocks as those of blocks and places, see `BlockTimes`; they may have further axes."""
         return self.places.rows(self.number, np.asarray(values)).swapaxes(0, 1)
 
     def columns(self, times: list[float]) -> list[Column]:
@@ -104,7 +104,11 @@ def _since_held(step: PlayedCohort, launched: list[Column]) -> tuple[list[Column
 
 def _added(step: PlayedCohort) -> dict[int, Column]:
     """What collectives beside blocks, and effects, add to them, by op."""
-    more = np.array([step.timeline.lengthened[at : at + len(step.cohort.ops)] for at in step.first])
+    every = [step.timeline.lengthened[at : at + len(step.cohort.ops)] for at in step.first]
+    if len(every) == 1:
+        there = np.flatnonzero(every[0])
+        return dict(zip(there.tolist(), every[0][there].tolist(), strict=True))
+    more = np.array(every)
     return {number: step.column(more[:, number].tolist()) for number in np.flatnonzero(more.any(axis=0)).tolist()}
 
 
@@ -116,6 +120,6 @@ def _blocks(step: PlayedCohort) -> BlockTimes:
         for number, op, _ in blocks:
             cost = cast(BlockCost, step.timeline.cost[at + number])
             table.append((cost.busy, cost.critical, *op_costs.growth(cast(Block, op.work), cost, step.number, rank)))
-    columns = np.moveaxis(np.array(table).reshape(len(step.first), len(blocks), 1, 4), 3, 0)
-    busy, critical, busy_slope, critical_slope = map(step.by_block, columns)
+    times = step.by_block(np.array(table).reshape(len(step.first), len(blocks), 4))
+    busy, critical, busy_slope, critical_slope = np.moveaxis(times, 2, 0)[..., None]
     return BlockTimes(busy, critical, busy_slope, critical_slope, step.in_period)

@@ -20,7 +20,7 @@ import numpy as np
 
 from sim.op_index import op_index
 from sim.program import Collective
-from sim.replay.block_times import DrawnBlocks, block_numbers
+from sim.replay.block_times import BlockTimes, DrawnBlocks, block_numbers
 from sim.replay.node_times import NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats, Groups, Places
 from sim.replay.program_graph import program_graph
@@ -108,7 +108,8 @@ class StepReplay:
         self.graph = program_graph(self.program)
         every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
         self.nodes = NodeTimes.joined(every)
-        self._block = block_numbers(self.program)
+        self._block, self._first_block = block_numbers(self.program)
+        self._blocks = BlockTimes.joined(self.nodes.blocks)
         self._meetings, self._alone = self._meet()
         self._periods = timeline.periods
         self._marks = [self._mark(timeline, number) for number in range(len(every))] if timeline.periods else []
@@ -290,8 +291,8 @@ class StepReplay:
     def _drawn(self, kernels: Factors | None) -> DrawnBlocks:
         """Blocks whose kernels take other times: see `times`."""
         factors = self.places.slowest(kernels) if isinstance(kernels, np.ndarray) else kernels
-        blocks = self.nodes.blocks
-        return DrawnBlocks(blocks, [0.0] * len(blocks) if factors is None else [each - 1 for each in factors])
+        more = [0.0] * len(self.nodes.blocks) if factors is None else [each - 1 for each in factors]
+        return DrawnBlocks(self._blocks, self._first_block, more)
 
     def _launched(self, number: int, ready: Floats, resumed: dict[int, Floats]) -> Column:
         """When a node is launched, whose waits are over at `ready`; a host that it holds up goes on."""
