@@ -34,10 +34,15 @@ class Ledger:
         every: NDArray[np.float64] = self.held.sum(axis=1)
         return every
 
+    @cached_property
+    def _moment(self) -> int:
+        """The first row with the peak."""
+        return int(self._all.argmax())
+
     @property
     def peak(self) -> float:
         """Most bytes held at one time."""
-        return float(self._all.max())
+        return float(self._all[self._moment])
 
     @property
     def reserved(self) -> float:
@@ -49,14 +54,13 @@ class Ledger:
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes by kind when the peak is first reached."""
-        return dict(zip(MEMORY_KINDS, self.held[int(self._all.argmax())].tolist(), strict=True))
+        return dict(zip(MEMORY_KINDS, self.held[self._moment].tolist(), strict=True))
 
     @property
     def when(self) -> tuple[float, str]:
         """Time of the peak and the op that caused it."""
-        moment = int(self._all.argmax())
-        op = int(self.during[moment])
-        return float(self.times[moment]), "resident" if op < 0 else op_label(self.ops[op])
+        op = int(self.during[self._moment])
+        return float(self.times[self._moment]), "resident" if op < 0 else op_label(self.ops[op])
 
 
 class Peak(NamedTuple):

@@ -112,11 +112,11 @@ class Uncontended:
             ready = idle[stream]
             for cohort, place in op.after:
                 awaited = bases[cohort] + place
-                while end[awaited] < 0:
+                while (over := end[awaited]) < 0:
                     blocked.setdefault(awaited, []).append(number)
                     yield False
-                if end[awaited] > ready:
-                    ready = end[awaited]
+                if over > ready:
+                    ready = over
             known = works.get(op.work)
             if known is None:
                 known = works[op.work] = self._know(number, op)
