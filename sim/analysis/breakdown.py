@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
-from sim.program import CPU, Collective, Program
+from sim.program import CPU, Collective, Op, Program
 from sim.remembered import remembered
 from sim.timeline import Timeline
 
@@ -163,12 +163,20 @@ def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:
 @remembered
 def _between_stages(program: Program) -> list[NDArray[np.bool_]]:
     """By cohort, of each op of its compute stream in the step, whether it waits for other stages."""
-    result = []
-    for number, cohort in enumerate(program.cohorts):
-        ends = {place for place, op in enumerate(cohort.ops) if isinstance(op.work, Collective) and op.work.cohorts is not None}
-        waits = [cohort.ops[op].after for op in op_index(cohort).compute.tolist()]
-        result.append(np.array([any(other != number or op in ends for other, op in after) for after in waits], bool))
-    return result
+    numbers = [op_index(cohort).compute.tolist() for cohort in program.cohorts]
+    return [
+        np.array([_waits_for_stages(program, cohort, program.cohorts[cohort].ops[number]) for number in own], bool)
+        for cohort, own in enumerate(numbers)
+    ]
+
+
+def _waits_for_stages(program: Program, cohort: int, op: Op) -> bool:
+    """Whether an op waits for an op of another stage, or for a collective with one."""
+    for ref in op.after:
+        work = program.cohorts[ref.cohort].ops[ref.op].work
+        if ref.cohort != cohort or (isinstance(work, Collective) and work.cohorts is not None):
+            return True
+    return False
 
 
 def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) -> None:
@@ -179,9 +187,7 @@ def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) ->
         _through(incoming.lane, incoming.end[np.lexsort((incoming.end, incoming.lane))], lane, since, "right"),
     )
     late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]
-    disordered = np.zeros(len(every), bool)
-    disordered[late] = True
-    ordered = ~disordered[lane]  # transfers of its lane end in the order in which they start
+    ordered = ~np.isin(lane, late)  # transfers of its lane end in the order in which they start
     alone = (begun - ended == 1) & ordered
     place, shown = begun[alone] - 1, np.zeros(len(lane))  # it is the last that has begun
     shown[alone] = np.minimum(incoming.end[place], until[alone]) - np.maximum(incoming.start[place], since[alone])
