@@ -33,11 +33,14 @@ class LostNic(LinkEffect):
         users = np.flatnonzero(np.isin(own, self.named(topology)))
         if not len(users):
             raise UserError(f"effect '{self}': '{self.target}' is no NIC between this cluster's nodes")
-        neighbours = np.flatnonzero((node == node[users[0]]) & ~np.isin(own, list(gone)))
-        if not len(neighbours):
-            raise UserError(f"effect '{self}': node {node[users[0]]} has no NIC left")
-        size = int((node == node[users[0]]).sum())
-        return {gpu: min(neighbours.tolist(), key=lambda other: (other - gpu) % size) for gpu in users.tolist()}
+        left, detours = ~np.isin(own, list(gone)), {}
+        for gpu in users.tolist():
+            siblings = np.flatnonzero(node == node[gpu])
+            neighbours = siblings[left[siblings]]
+            if not len(neighbours):
+                raise UserError(f"effect '{self}': node {node[gpu]} has no NIC left")
+            detours[gpu] = int(neighbours[((neighbours - gpu) % len(siblings)).argmin()])
+        return detours
 
 
 def _own_nic(topology: Topology) -> Ids:

@@ -187,6 +187,10 @@ def test_ranks_wait_for_the_slow_one_inside_a_layer_too(toy_cluster, toy_prices)
         ("node 1 nic 0 in: rate 0.5", 8.0),
         ("node 1 nic 0 out: rate 0.5", 4.0),
         ("node 0 nic 0: rate 1 latency 500 ms", 4.5),
+        ("node 0 nic 0: rate 0.5 from 2 s", 6.0),
+        ("node 0 nic 0: rate 0.5 from 1 s to 3 s", 5.0),
+        ("nodes 0-1 nic 0: rate 0.5", 8.0),
+        ("rail 0: rate 0.5 to 2 s", 5.0),
         ("node 0 nic 0: down 2 s at 1 s", 6.0),
         ("node 0 nic 0: down 1 s at 1 s every 2 s", 7.0),  # away in [1, 2], [3, 4], [5, 6]
         ("node 0 nic 0: background 0.5", 8.0),
@@ -206,7 +210,7 @@ def test_without_its_nic_a_gpu_sends_through_its_neighbours(toy_cluster, toy_pri
     """Two GPUs of a node send 4 GB each to another node: through one NIC it takes twice as long."""
     cohorts = [Cohort({"pp": 0}, [Op("send", Send(4e9, 1, "x"))]), Cohort({"pp": 1})]
     grid = dict(tp=2, pp=2)
-    for given, end in ([], 4.0), (["node 0 nic 1: lost"], 8.0), (["node 1 nic 0: lost"], 8.0):
+    for given, end in ([], 4.0), (["node 0 nic 1: lost"], 8.0), (["node 1 nic 0: lost"], 8.0), (["rail 1: lost"], 8.0):
         topology = toy_cluster(2, nodes=2).topology()
         timeline = run(program(*cohorts, **grid), topology, toy_prices(), effects=read_effects(given, "effects"))
         assert max(timeline.end) == pytest.approx(end), given
@@ -374,6 +378,9 @@ def test_one_slow_gpu_of_many_costs_a_handful_of_lanes() -> None:
         ("node 0 nic 9: rate 0.5", "no link is called 'node 0 nic 9'"),
         ("gpu 1: rate 0.5", "no link is called 'gpu 1'; known are "),
         ("node 0 gpu 1 nvlink: lost", "is no NIC"),
+        ("nodes 0-9 nic 1: lost", "node 9: they are numbered 0 to 0"),
+        ("rail 9: lost", "no link is called 'rail 9'"),
+        ("node 0 nic 1: rate 0.5 latency 1 us to 2 s", "latency=1e-06 s contradicts from and to"),
         ("gpu 3: speed 0.9 from 5 s to 2 s", "to=2 s: must be later than from=5 s"),
         ("gpu 3: clock 0.9 to 0 s", "to=0 s: must be later than from=0 s"),
         ("gpu 3: fails", "at"),
