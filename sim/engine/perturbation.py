@@ -6,7 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import cast
 
 import numpy as np
@@ -21,6 +21,7 @@ from sim.engine.perturbed_device import PREEMPTION, Cores, PerturbedDevice, Pric
 from sim.pricing.transfers.sibling_groups import numbered
 from sim.program import Program
 from topologies.links.impaired import ImpairedTopology, LinkChange
+from topologies.links.nics import sharing_nics
 from topologies.links.topology import Ids, Topology, gpu_kind, is_unequal
 from topologies.reading import UserError
 
@@ -43,7 +44,16 @@ class Perturbation:
         detours: dict[int, int] = {}
         for effect in self.effects:
             detours |= effect.detours(topology, frozenset(gone))
+        self._detours = bool(detours)
         self.topology = ImpairedTopology(topology, changes, detours) if changes or detours else topology
+
+    @cached_property
+    def _sharing(self) -> Ids:
+        """How many GPUs send through the NIC of each GPU, where that may differ and does; else nothing."""
+        if not (self._detours or is_unequal(self.topology)):
+            return np.empty(0, dtype=np.int64)
+        sharing = sharing_nics(self.topology)
+        return sharing if (sharing != sharing[0]).any() else sharing[:0]
 
     def unlike(self, program: Program) -> Ids:
         """Equal numbers for places on which equal effects act, with equal GPUs and as many microbatches; a place is a rank of
@@ -54,6 +64,7 @@ class Perturbation:
         ranks = [program.grid.groups((), cohort.at).ravel() for cohort in program.cohorts]
         own = [np.array([program.allotments])] if program.allotments else []
         own += [kinds[None] for each in ranks if (kinds := gpu_kind(self.topology, each)).any()]
+        own += [self._sharing[None, each] for each in ranks if len(self._sharing)]
         if not self.effects:
             return numbered(np.concatenate(own).T) if own else np.zeros(len(ranks[0]), dtype=np.int64)
         colour = np.zeros((self.topology.gpus, len(self.effects)), dtype=np.int64)

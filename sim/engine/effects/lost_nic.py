@@ -10,7 +10,8 @@ from pydantic import Field
 
 from sim.engine.effects import effects
 from sim.engine.effects.links import LinkEffect
-from topologies.links.topology import Ids, Topology, kind_of_link
+from topologies.links.nics import own_nic
+from topologies.links.topology import Topology
 from topologies.reading import UserError
 
 
@@ -29,7 +30,7 @@ class LostNic(LinkEffect):
 
         Raises UserError when the link is no NIC, or no GPU of the node has one left.
         """
-        own, node = _own_nic(topology), topology.node_of(np.arange(topology.gpus))
+        own, node = own_nic(topology), topology.node_of(np.arange(topology.gpus))
         users = np.flatnonzero(np.isin(own, self.named(topology)))
         if not len(users):
             raise UserError(f"effect '{self}': '{self.target}' is no NIC between this cluster's nodes")
@@ -41,15 +42,3 @@ class LostNic(LinkEffect):
                 raise UserError(f"effect '{self}': node {node[gpu]} has no NIC left")
             detours[gpu] = int(neighbours[((neighbours - gpu) % len(siblings)).argmin()])
         return detours
-
-
-def _own_nic(topology: Topology) -> Ids:
-    """The NIC through which each GPU sends to other nodes, the first link of that kind on its way; −1 without other nodes."""
-    every = np.arange(topology.gpus)
-    node = topology.node_of(every)
-    if not node[-1]:
-        return np.full(topology.gpus, -1)
-    routes = topology.routes(every, np.where(node == 0, topology.gpus - 1, 0))
-    is_nic = np.array([kind_of_link(kind) == "nic" for kind in topology.kinds])
-    nics = (routes >= 0) & is_nic[topology.kind(np.maximum(routes, 0))]
-    return np.where(nics.any(axis=1), routes[every, nics.argmax(axis=1)], -1)

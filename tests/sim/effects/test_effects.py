@@ -10,7 +10,7 @@ import pytest
 from pydantic import Field
 
 from shardyard import UserError, read_job, simulate
-from sim.analysis.breakdown import breakdowns
+from sim.analysis.breakdown import breakdown, breakdowns
 from sim.engine.effects import Effect, Steps, effects, read_effects
 from sim.engine.effects.failure import StepHangsError
 from sim.engine.player import run
@@ -346,8 +346,28 @@ def test_folded_is_unfolded_and_breakdowns_add_up(effect: str) -> None:
     folded, unfolded = simulate(job), simulate(job, fold=False)
     assert folded.step == unfolded.step
     assert len(folded.lanes) <= len(unfolded.lanes)
+    assert breakdown(folded) == pytest.approx(breakdown(unfolded), abs=1e-9)
     for parts in breakdowns(folded):
         assert sum(parts.values()) == folded.step
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        {"nodes": 2, "effects": ["node 1 nic 2: lost"]},
+        {"nodes": 4, "effects": ["node 1 nic 2: lost", "node 1 nic 3: lost"]},
+        {"nodes": 2, "effects": ["rail 5: lost"]},
+        {"nodes": [{"count": 1}, {"count": 1, "missing": ["nic 2"]}]},
+    ],
+    ids=str,
+)
+def test_who_shares_a_nic_with_a_gpu_that_lost_its_own_is_told_apart(lost: dict) -> None:
+    """Others are not slowed down, one by one or folded."""
+    plan = dict(tp=8, data_parallel="zero1", sequence=1024, accumulation=2, overlap=False)
+    job = read_job(model=SMALL, cluster="dgx-h100", plan=plan, **lost)
+    folded, unfolded = simulate(job), simulate(job, fold=False)
+    assert folded.step == unfolded.step
+    assert breakdown(folded) == pytest.approx(breakdown(unfolded), abs=1e-9)
 
 
 def test_effects_take_time_and_none_gives_it_back() -> None:
