@@ -100,7 +100,7 @@ def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
         exchange = Cohort(program.cohorts[first].at, [Op("", work) for work in works])
         pricing = OpCosts(Program(plan.grid, [exchange]), topology, prices)
         talk[first] = {work: pricing.collective(work, 0).alone for work in works}
-    return [blocks | talk[first] | _sent(job, program, number, 0, prices) for number, first in enumerate(like)]
+    return [blocks | talk[first] | sent for first, sent in zip(like, _sent(job, program, 0, prices), strict=True)]
 
 
 def _blocks(program: Program) -> dict[Block, Op]:
@@ -120,12 +120,12 @@ def _apart(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[S
     every = OfOne(program, job.cluster.topology(), prices)
     if not every.alike:
         every = every.of(int(np.argmax(sum(_busy(program, number, every) for number in range(len(program.cohorts))))))
-    result: list[Seconds] = []
+    result, sent = list[Seconds](), _sent(job, program, max(every.index, 0), prices)
     for number, cohort in enumerate(program.cohorts):
         blocks = dict.fromkeys(op.work for op in cohort.ops if isinstance(op.work, Block))
         times: Seconds = {block: every.block(block, number).busy for block in blocks}
         times |= {work: every.collective(work, number).alone for work in _own(program, number)}
-        result.append(times | _sent(job, program, number, max(every.index, 0), prices))
+        result.append(times | sent[number])
     return result
 
 
@@ -140,17 +140,20 @@ def _busy(program: Program, number: int, pricing: OfOne) -> Values:
     return sum((times * pricing.soonest(work, number)[pricing.groups(work, number)] for work, times in counts.items()), none)
 
 
-def _sent(job: Job, program: Program, number: int, index: int, prices: Prices) -> Seconds:
-    """Sends of a stage's rank number `index` to other nodes."""
+def _sent(job: Job, program: Program, index: int, prices: Prices) -> list[Seconds]:
+    """By stage, sends of its rank number `index` to other nodes."""
     each, gpus = sending(job, prices.profile), job.cluster.node.gpus
     if not each:
-        return {}
+        return [{} for _ in program.cohorts]
     where = [int(program.grid.groups((), cohort.at).ravel()[index]) // gpus for cohort in program.cohorts]
-    return {
-        op.work: op.work.bytes * each
-        for op in program.cohorts[number].ops
-        if isinstance(op.work, Send) and op.work.route is None and where[number] != where[op.work.to]
-    }
+    return [
+        {
+            work: work.bytes * each
+            for work in dict.fromkeys(op.work for op in cohort.ops)
+            if isinstance(work, Send) and work.route is None and node != where[work.to]
+        }
+        for cohort, node in zip(program.cohorts, where, strict=True)
+    ]
 
 
 def _own(program: Program, number: int) -> Iterator[Collective | Send]:
