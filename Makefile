@@ -18,7 +18,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compare, report; four minutes
 	@mkdir -p out/demo
 	@printf '\n1 · what does this machine cost? (two processes over gloo)\n\n'
-	$(BIN)/shardyard calibrate --quick --parts gemm,attention,memory,optimizer,launch,collective,overlap,wrapping,layer --largest 16MiB \
+	$(BIN)/shardyard calibrate --quick --parts gemm,attention,memory,optimizer,launch,collective,overlap,variability,wrapping,layer --largest 16MiB \
 	    --output out/demo/machine.yaml
 	@printf '\n2 · what is the best way to train a small model on it?\n\n'
 	$(BIN)/shardyard advise $(DEMO)
