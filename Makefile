@@ -15,7 +15,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
-demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compare, report; four minutes
+demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compare, report; some seven minutes
 	@mkdir -p out/demo
 	@printf '\n1 · what does this machine cost? (two processes over gloo)\n\n'
 	$(BIN)/shardyard calibrate --quick --parts gemm,attention,memory,optimizer,launch,collective,overlap,variability,wrapping,layer --largest 16MiB \
