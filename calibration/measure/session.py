@@ -75,7 +75,7 @@ def measure(
     beside = [probe for probe in anchors.probes(bench, largest) if PARTS[str(probe.case["kind"])] in parts]
     visited = -inf
     for number in range(asked.rounds):
-        session.settle()
+        session.settle(seconds - float(bench.gather([time.monotonic() - begun])[0, 0]))
         for at, probe in enumerate(probes):
             if number < probe.rounds or number >= usual:
                 spent = float(bench.gather([time.monotonic() - begun])[0, 0])
@@ -135,9 +135,9 @@ class _Session:
             for sample in sustained.pressed(self.bench, self.asked):
                 self._keep(sample)
 
-    def settle(self) -> None:
-        """Wait for a quiet machine, as long as patience lasts; it is shared by the whole round."""
-        self.patience = self.asked.calm
+    def settle(self, left: float) -> None:
+        """Wait for a quiet machine, as long as patience lasts, which the whole round shares, and the seconds that are left."""
+        self.patience = min(self.asked.calm, left)
         self._wait()
 
     def _wait(self) -> None:
