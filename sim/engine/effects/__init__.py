@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field, model_validator
 from simpy import Environment, Event
 
 from sim.engine.host import Pause
@@ -106,6 +106,25 @@ class Effect(Config):
         return True
 
 
+class LastingEffect(Effect):
+    """Base of effects that are there from one moment to another."""
+
+    start: Time = Field(0.0, alias="from")  # when it begins
+    end: Time | None = Field(None, alias="to")  # absent: never
+
+    @model_validator(mode="after")
+    def _lasts(self) -> Self:
+        if self.end is not None and self.end <= self.start:
+            raise ValueError(f"to={self.end:g} s: must be later than from={self.start:g} s")
+        return self
+
+    def during(self, value: float) -> Steps:
+        """A value from `start` to `end`, and 1 after that."""
+        yield self.start, value
+        if self.end is not None:
+            yield self.end, 1.0
+
+
 effects: Registry[type[Effect]] = Registry("effect", package="sim.engine.effects")
 
 
@@ -177,19 +196,6 @@ def follow(env: Environment, steps: Steps, apply: Callable[[float], None]) -> No
         follow(env, steps, apply)
 
     env.timeout(time - env.now).callbacks.append(due)
-
-
-def during(value: float, usual: float, start: float, end: float | None) -> Steps:
-    """A value from `start` to `end` (None: for ever), and the usual one after that."""
-    yield start, value
-    if end is not None:
-        yield end, usual
-
-
-def check_end(start: float, end: float | None) -> None:
-    """Raise ValueError when something ends before it begins."""
-    if end is not None and end <= start:
-        raise ValueError(f"to={end:g} s: must be later than from={start:g} s")
 
 
 def check_period(seconds: float | None, every: float | None) -> None:

@@ -6,28 +6,21 @@ Kernels that arithmetic bounds take longer; memory has a clock of its own, and l
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from sim.engine.effects import Effect, Steps, Time, check_end, during, effects
+from sim.engine.effects import LastingEffect, Steps, effects
 
 
 @effects("clock")
-class Clock(Effect):
+class Clock(LastingEffect):
     """Arithmetic runs at `clock` of its usual clock, memory as ever."""
 
     component: ClassVar[str] = "lower clock"
 
     clock: float = Field(ge=0.1, le=1)  # part of the usual clock
-    start: Time = Field(0.0, alias="from")  # when it begins
-    end: Time | None = Field(None, alias="to")  # absent: never
-
-    @model_validator(mode="after")
-    def _lasts(self) -> Self:
-        check_end(self.start, self.end)
-        return self
 
     def clocks(self) -> Steps:
         """One part, from `start` to `end`."""
-        return during(self.clock, 1.0, self.start, self.end)
+        return self.during(self.clock)

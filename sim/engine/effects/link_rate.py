@@ -10,24 +10,21 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
-from sim.engine.effects import Steps, Time, check_end, during, effects
+from sim.engine.effects import LastingEffect, Steps, Time, effects
 from sim.engine.effects.links import LinkEffect
 from topologies.links.impaired import LinkChange
 from topologies.links.topology import Topology
 
 
 @effects("rate")
-class LinkRate(LinkEffect):
+class LinkRate(LastingEffect, LinkEffect):
     """The link carries `rate` of its usual bytes per second, `latency` later."""
 
     rate: float = Field(gt=0.0001, le=1)  # part of the link's rate that is left
     latency: Time = 0.0  # more than the link's own
-    start: Time = Field(0.0, alias="from")  # when it begins
-    end: Time | None = Field(None, alias="to")  # absent: never
 
     @model_validator(mode="after")
-    def _lasts(self) -> Self:
-        check_end(self.start, self.end)
+    def _later_all_the_time(self) -> Self:
         if self.latency and not self._always:
             raise ValueError(f"latency={self.latency:g} s contradicts from and to: it is more during the whole step")
         return self
@@ -46,4 +43,4 @@ class LinkRate(LinkEffect):
 
     def capacity(self) -> Steps:
         """What is left, and everything."""
-        return iter(()) if self._always else during(self.rate, 1.0, self.start, self.end)
+        return iter(()) if self._always else self.during(self.rate)

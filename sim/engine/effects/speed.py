@@ -7,28 +7,21 @@ take 1.5 times as long as the median (Sinha et al. 2022, "Not All GPUs Are Creat
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from sim.engine.effects import Effect, Steps, Time, check_end, during, effects
+from sim.engine.effects import LastingEffect, Steps, effects
 
 
 @effects("speed")
-class Speed(Effect):
+class Speed(LastingEffect):
     """Kernels run at `speed` of their usual speed: 0.9 makes each of them take 1 / 0.9 as long."""
 
     component: ClassVar[str] = "slower GPU"
 
     speed: float = Field(gt=0.001, le=1)  # part of the usual speed
-    start: Time = Field(0.0, alias="from")  # when it begins
-    end: Time | None = Field(None, alias="to")  # absent: never
-
-    @model_validator(mode="after")
-    def _lasts(self) -> Self:
-        check_end(self.start, self.end)
-        return self
 
     def kernels(self) -> Steps:
         """One factor, from `start` to `end`."""
-        return during(1 / self.speed, 1.0, self.start, self.end)
+        return self.during(1 / self.speed)
