@@ -101,14 +101,14 @@ def simulate(job: Job, *, fold: bool = True, profile: Profile | None = None) -> 
         return _played(job, job.resolve(), prices, fold=fold)
 
 
-def predict(job: Job, profile: Profile | None = None, *, whole: Timeline | None = None, total: bool = False) -> Summary:
+def predict(job: Job, profile: Profile | None = None, *, total: bool = False) -> Summary:
     """The summary of one simulated step of `job`: the expected step of so many GPUs, of which the slowest is waited for. Of many
-    microbatches only some are played, where the others add the same. whole: see `played`; total: see `summarise`.
+    microbatches only some are played, where the others add the same. total: see `summarise`.
 
     Whoever tells a job's step tells this one: with all microbatches played, what draws of GPUs add to it is some 10⁻⁶ off.
     """
     with uncollected():
-        return summarise(played(job, profile, whole), total)
+        return summarise(played(job, profile), total)
 
 
 def played(job: Job, profile: Profile | None = None, whole: Timeline | None = None) -> Timeline:

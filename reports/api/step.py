@@ -17,16 +17,17 @@ def predict(job: Job | str | Path | Mapping[str, Any], profile: Profile | None =
     """The summary of one simulated step. interval: with the 80 % interval around the step and the costs of effects, as
     `shardyard simulate` tells them, for about ten simulations more. Raises UserError for impossible jobs.
     """
+    from sim.analysis.summary import summarise
     from strategies.job import Job
     from strategies.planner.effects_cost import with_effects
     from strategies.planner.uncertainty import with_interval
+    from strategies.predict import played, simulate
     from strategies.predict import predict as summary_of
-    from strategies.predict import simulate
     from strategies.read_job import read_job
 
     asked = job if isinstance(job, Job) else read_job(job)
-    summary = summary_of(asked, profile)
     if not interval:
-        return summary
-    summary = with_interval(asked, summary)
+        return summary_of(asked, profile)
+    timeline = played(asked, profile)
+    summary = with_interval(asked, summarise(timeline), timeline)
     return with_effects(asked, simulate(asked), summary) if asked.effects else summary

@@ -7,6 +7,7 @@ import os
 import shlex
 import sys
 from dataclasses import replace
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,25 +48,30 @@ def command(
     from reports.tables.step import UNEVEN
     from sim.analysis.summary import summarise
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from strategies.predict import played, predict, simulate
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 
     asked = read_job(job, **given)
     of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
     folder = report_folder(report)
-    timeline = simulate(asked, fold=not unfolded)
-    step = summarise(timeline, total) if unfolded else predict(asked, whole=timeline, total=total)
-    summary = with_interval(asked, step, None if unfolded else timeline)
+    timeline = simulate(asked, fold=False) if unfolded else played(asked)
+    summary = with_interval(asked, summarise(timeline, total), None if unfolded else timeline)
+
+    @cache
+    def whole() -> Timeline:
+        """With all microbatches, where only some were played."""
+        return simulate(asked) if timeline.periods else timeline
+
     inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
     if asked.effects:
         from strategies.planner.effects_cost import with_effects
 
-        summary = with_effects(asked, timeline, summary)
-    if (note := _dealt_out(asked, timeline, summary)) is not None:
+        summary = with_effects(asked, whole(), summary)
+    if summary.gpu_kinds and (note := _dealt_out(asked, whole(), summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))
     if summary.uneven > UNEVEN:
-        summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
+        summary = replace(summary, notes=(_uneven(asked, whole(), summary), *summary.notes))
     if not summary.fits:
         from strategies.planner.fixes import fixes
 
@@ -95,7 +101,7 @@ def command(
         from reports.page.page import Report, write_report
 
         sections = (section(memory_by_layer(asked, summary)),)
-        paths = write_report(folder, Report(timeline, summary, inputs | of_training, asked.cluster, sections=sections))
+        paths = write_report(folder, Report(whole(), summary, inputs | of_training, asked.cluster, sections=sections))
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
@@ -135,7 +141,7 @@ def _dealt_out(job: Job, timeline: Timeline, summary: Summary) -> str | None:
     from strategies.planner.balance import allotted
     from strategies.predict import simulate
 
-    better = allotted(job, timeline, simulate) if summary.gpu_kinds else None
+    better = allotted(job, timeline, simulate)
     if better is None:
         return None
     other, played = better

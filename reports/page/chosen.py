@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.page.page import Report, Section, write_report
-from sim.analysis.summary import Summary
+from sim.analysis.summary import Summary, summarise
 from strategies.job import Job
 from topologies.costs import Rates
 
@@ -29,10 +29,11 @@ def write_chosen(
     """
     from reports.inputs import describe
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from strategies.predict import played, simulate
 
     timeline = simulate(job)
-    summary = with_interval(job, predict(job, whole=timeline), timeline)
+    step = played(job, whole=timeline)
+    summary = with_interval(job, summarise(step), step)
     inputs: dict[str, Any] = describe(job, command) | {"rates": rates} | ({"tokens": tokens} if tokens else {})
     page = Report(timeline, summary, inputs, job.cluster, first(runs), tuple(sections), best=best)
     return write_report(folder, page)

@@ -67,13 +67,15 @@ def write_job_report(
     formats: of figures; read, tell: see `report`. Raises UserError.
     """
     from reports.inputs import describe
+    from sim.analysis.summary import summarise
     from strategies.planner.fixes import fixes
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict, simulate
+    from strategies.predict import played, predict, simulate
 
     tell("simulating the step")
     timeline = simulate(job)
-    summary = with_interval(job, predict(job, whole=timeline), timeline)
+    step = played(job, whole=timeline)
+    summary = with_interval(job, summarise(step), step)
     inputs = describe(job, command)
     if not summary.fits:
         inputs["fixes"] = [str(fix) for fix in fixes(job, summary, predict)]

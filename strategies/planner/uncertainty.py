@@ -71,12 +71,12 @@ SHARED = {"attention": BACKWARD, "memory": FUSED, "optimizer": FUSED / 2}
 COMMON = {"slowdown": SLOWDOWN, "bandwidth between nodes": NETWORK, "latency between nodes": 2 * NETWORK}
 
 
-def with_interval(job: Job, summary: Summary, whole: Timeline | None = None) -> Summary:
-    """The summary of `job` with the interval around its step. whole: see `strategies.predict.played`. Raises UserError for
-    impossible jobs.
+def with_interval(job: Job, summary: Summary, timeline: Timeline | None = None) -> Summary:
+    """The summary of `job` with the interval around its step. timeline: the one that was summarised, if it is known. Raises
+    UserError for impossible jobs.
     """
     differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
-    return replace(summary, interval=interval_of(played(job, whole=whole), summary.step_seconds, differ))
+    return replace(summary, interval=interval_of(timeline or played(job), summary.step_seconds, differ))
 
 
 def interval(job: Job, seconds: float) -> Interval:
