@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 from sim.engine.effects import read_effects
 from sim.engine.perturbation import Perturbation
-from strategies.frameworks.settings import ReadSettings, frameworks
 from strategies.job import FIELDS, Auto, Job
 from strategies.models.importers import is_hugging_face
 from strategies.models.model import Model, load_model
@@ -37,6 +36,7 @@ from topologies.node import Node
 from topologies.reading import UserError, build, folded, is_there, load_yaml, nearest, shown
 
 if TYPE_CHECKING:
+    from strategies.frameworks.settings import ReadSettings
     from strategies.resilience.settings import RunSettings
 
 NAME = 200  # letters of a name
@@ -176,7 +176,11 @@ def _checked(data: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _settings(field: str, file: str | Path | None) -> ReadSettings | None:
     """What a framework's file says; `field` is from_FRAMEWORK."""
-    return frameworks[field.removeprefix("from_")].read(Path(file)) if file else None
+    if not file:
+        return None
+    from strategies.frameworks.settings import frameworks  # whose rules few jobs need, and take milliseconds to make
+
+    return frameworks[field.removeprefix("from_")].read(Path(file))
 
 
 def _remarks(settings: ReadSettings, cluster: Cluster) -> Iterable[str]:
@@ -237,6 +241,8 @@ def _loaded(name: str) -> tuple[Model, list[str]]:
     try:
         return load_model(name)
     except UserError as error:
+        from strategies.frameworks.settings import frameworks
+
         keys = set[str]()
         with suppress(UserError):
             keys |= load_yaml(Path(name)).keys()

@@ -86,13 +86,13 @@ def one_screen(summary: Summary, job: Job) -> RenderableType:
     middle.add_row(_breakdown(summary), _volumes(summary) if summary.volume else "")
     return Group(
         Text(verdict(summary, job), "bold green" if summary.fits else "bold red"),
-        "",
+        Text(),
         _headline(summary, job),
-        "",
+        Text(),
         middle,
-        "",
+        Text(),
         _memory(summary),
-        "",
+        Text(),
         *_offloaded(summary),
         *_hottest(summary),
         *(Text(note, "yellow") for note in notes),
