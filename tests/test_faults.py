@@ -115,6 +115,63 @@ def test_a_signal_while_a_command_imports_is_heard_when_that_is_over(number: int
     assert (result.returncode, result.stdout, result.stderr) == (code, "", line)
 
 
+LOST = """
+import signal, sys, time, weakref
+from pydantic import Field
+from reports.commands._signals import ended_cleanly
+from topologies.reading import Config
+
+def now():
+    if callable(signal.getsignal(signal.SIGTERM)):
+        signal.raise_signal(signal.SIGTERM)
+    return True
+
+class Asked(type(Config)):
+    def __getattribute__(cls, name):
+        if name == "__dict__" and sys._getframe(1).f_code.co_name == "create_schema_validator":  # that is, by code in Rust
+            now()
+        return super().__getattribute__(name)
+
+class Built(Config, metaclass=Asked):
+    field: int = 0
+
+class Written(Config):
+    field: int = Field(0, exclude_if=lambda _: now())
+
+class Gone:
+    pass
+
+def forget(gone):
+    weakref.finalize(gone, now)
+
+for moment in (Built, Written().model_dump_json, lambda: forget(Gone())):
+    try:
+        with ended_cleanly():
+            moment()
+            time.sleep(5)
+    except KeyboardInterrupt as error:
+        print(error)
+"""
+
+
+def test_a_signal_is_heard_after_what_would_lose_it() -> None:
+    """The building of a schema, the writing of JSON, the callback of a weak reference."""
+    result = python(LOST)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "15\n15\n15\n", "")
+
+
+@pytest.mark.parametrize("where", ["click.Command.make_context", "strategies.planner.search.search.Search._decide"])
+def test_a_signal_is_one_line_wherever_it_is_heard(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While options are read; in a search for the plan that a job does not give."""
+
+    def ended(*_: object, **__: object) -> None:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(where, ended)
+    result = CliRunner().invoke(shardyard.main, "simulate --model gpt2-1.5b --cluster dgx-h100".split())
+    assert (result.exit_code, result.stdout, result.stderr) == (143, "", "interrupted by SIGTERM\n")
+
+
 WORKING = """
 import os, signal, time
 from strategies.planner.search.workers.executors import engine

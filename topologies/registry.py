@@ -61,10 +61,13 @@ class Registry(Generic[T]):
     def _scan(self) -> None:
         if self._package is None:
             return
-        package = importlib.import_module(self._package)
-        self._package = None
-        for module in pkgutil.iter_modules(package.__path__):
-            if not self._module:
-                importlib.import_module(f"{package.__name__}.{module.name}")
-            elif module.ispkg and importlib.util.find_spec(f"{package.__name__}.{module.name}.{self._module}"):
-                importlib.import_module(f"{package.__name__}.{module.name}.{self._module}")
+        package, self._package = importlib.import_module(self._package), None  # its modules may ask while they are imported
+        try:
+            for module in pkgutil.iter_modules(package.__path__):
+                if not self._module:
+                    importlib.import_module(f"{package.__name__}.{module.name}")
+                elif module.ispkg and importlib.util.find_spec(f"{package.__name__}.{module.name}.{self._module}"):
+                    importlib.import_module(f"{package.__name__}.{module.name}.{self._module}")
+        except BaseException:  # whoever asks next goes on
+            self._package = package.__name__
+            raise

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
@@ -23,6 +25,15 @@ def end_interrupted(error: KeyboardInterrupt, kept: str = "") -> NoReturn:
     how = "" if number == signal.SIGINT else f" by {number.name}"
     echo(f"interrupted{how}{f': {kept}' if kept else ''}", err=True)
     sys.exit(128 + number)
+
+
+@contextmanager
+def said_when_interrupted() -> Iterator[None]:
+    """Ends with 128 + the signal's number, as shells do, and says so."""
+    try:
+        yield
+    except KeyboardInterrupt as error:
+        end_interrupted(error)
 
 
 class Commands(click.Group):
@@ -60,18 +71,15 @@ class Commands(click.Group):
         """As click does; a wrong option is one line."""
         from reports.commands._usage import on_one_line
 
-        with on_one_line():
+        with said_when_interrupted(), on_one_line():  # or click says "Aborted!"
             return super().make_context(*args, **kwargs)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """As click does, but when it is interrupted it says so and ends with 128 + the signal's number, as shells do."""
+        """As click does; a wrong option is one line, and a signal, too."""
         from reports.commands._usage import on_one_line
 
-        try:
-            with on_one_line():
-                return super().invoke(ctx)
-        except KeyboardInterrupt as error:
-            end_interrupted(error)
+        with said_when_interrupted(), on_one_line():
+            return super().invoke(ctx)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
@@ -79,7 +87,7 @@ class Commands(click.Group):
         from topologies.documents.extras import EXTRAS, ExtraMissingError, how_to_install
         from topologies.reading import UserError
 
-        with ended_cleanly():
+        with said_when_interrupted(), ended_cleanly():
             try:
                 return super().main(*args, **kwargs)
             except (UserError, ExtraMissingError) as error:

@@ -6,12 +6,21 @@ import os
 import signal
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)  # asked to end by somebody else than Ctrl-C
 AGAIN = 0.01  # seconds
+# Whose files lose what is raised in functions that they call. In imports, modules in C print it; Pydantic, building schemas or
+# writing JSON, and NumPy, comparing, raise an error of their own for it; of callbacks of weak references Python drops it.
+LOSING = (
+    "<frozen importlib",
+    f"{os.sep}pydantic{os.sep}",
+    f"{os.sep}numpy{os.sep}_core{os.sep}_internal.py",
+    weakref.__file__,
+)
 
 
 @contextmanager
@@ -42,12 +51,10 @@ def ended_cleanly() -> Iterator[None]:
 
 
 class _Interrupt:
-    """Raises KeyboardInterrupt(signal). During an import it waits for its end: there Python may drop what is raised, in the
-    callback of a weak reference, and modules in C print it.
-    """
+    """Raises KeyboardInterrupt(signal), but not where it would be lost: then it waits until that is over."""
 
     def __init__(self, can_wait: bool) -> None:
-        self.process, self.outside, self.pending, self.can_wait = os.getpid(), _imports(sys._getframe()), 0, can_wait
+        self.process, self.outside, self.pending, self.can_wait = os.getpid(), _losing(sys._getframe()), 0, can_wait
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         """Hear a signal, or the alarm that was set because of one."""
@@ -57,7 +64,7 @@ class _Interrupt:
             number = self.pending
         if not number:  # the alarm of a signal that came again meanwhile
             return
-        if self.can_wait and _imports(frame) > self.outside:
+        if self.can_wait and _losing(frame) > self.outside:
             self.pending = number
             signal.setitimer(signal.ITIMER_REAL, AGAIN)
             return
@@ -65,10 +72,10 @@ class _Interrupt:
         raise KeyboardInterrupt(number)
 
 
-def _imports(frame: FrameType | None) -> int:
-    """How many frames are of the import system."""
+def _losing(frame: FrameType | None) -> int:
+    """How many frames are of `LOSING`."""
     count = 0
     while frame is not None:
-        count += frame.f_code.co_filename.startswith("<frozen importlib")
+        count += any(part in frame.f_code.co_filename for part in LOSING)
         frame = frame.f_back
     return count

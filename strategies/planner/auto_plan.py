@@ -96,6 +96,8 @@ def _chosen(job: Job, said: Collection[str]) -> Chosen:
     for asked, headroom in ((space, HEADROOM), (space, 0.0), (_with_offload(job, space, said), 0.0)):
         last = Search(lambda _: job, asked, objective("step"), in_process(), Limits(headroom=headroom), within=WITHIN, window=1)
         answer = last.run()
+        if answer.ended:
+            raise answer.ended
         if answer.best is not None:
             plan = _changed(job.plan, answer.best["changes"])
             kept = f"that keep {100 * headroom:.0f} % of the memory free" if headroom else "that fit"
