@@ -144,7 +144,7 @@ def _sort(topology: Topology, ends: Ids) -> Ids:
 def transfers(timeline: Timeline) -> Iterator[tuple[Traffic, float, Collective | Send]]:
     """(traffic, bytes of its buffers in the step, what it is); what several lanes do together is shared out between them."""
     op_costs, grid = timeline.op_costs, timeline.program.grid
-    shares = [lane.ranks / grid.groups((), timeline.cohort(number).at).size for number, lane in enumerate(timeline.lanes)]
+    shares = [lane.ranks / grid.count(timeline.cohort(number).at) for number, lane in enumerate(timeline.lanes)]
     for lane, number, op, count in timeline.distinct:
         work = op.work
         if isinstance(work, Block):

@@ -195,7 +195,7 @@ class Prices:
         self._curves: dict[str, GemmCurve] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         # what sim.pricing.transfers.collective_costs has worked out: algorithms by topology and grid, costs by wiring
-        self.choices: dict[Hashable, dict[Hashable, Any]] = {}
+        self.choices: dict[Hashable, Any] = {}
         self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # blocks, by sim.pricing.op_costs, with notes
         self.runs: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # the same of runs of items
         self.chains: dict[Hashable, tuple[Any, Any]] = {}  # runs in a row, by their number and objects, which are kept

@@ -8,20 +8,18 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run, Work
+from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
-from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, at_waits, called, runs, workspace
+from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, runs, workspace
 from strategies.lowering.host import Host
+from strategies.lowering.stage_ops import OPS, StageOps
 from strategies.lowering.stage_parts import StageParts, once
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions, schedules
 from strategies.schedules.order import Action
-from topologies.reading import UserError
-
-OPS = 500_000  # of all stages in one step: some ten seconds and a gigabyte
 
 
 def _summed(memory: Memory) -> Memory:
@@ -47,16 +45,17 @@ class StagePasses(StageParts):
         alike: dict[Hashable, Any] | None = None,
     ) -> None:
         super().__init__(number, rank, chunk, parts, plan, model, alike)
-        self.cohort, self.host = cohort, Host(plan, rank, self.add)
+        self.cohort = cohort
+        # passes that take turns are not cut
+        waits = model.experts is not None and not any(action.beside for action in self._order)
+        self._ops = StageOps(cohort, rank, chunk, OPS / plan.pp, in_pieces=waits)
+        self.add = self._ops.add  # not a method: what refers to it does not keep the stage
+        self.host = Host(plan, rank, self.add)
         count = plan.offload_activations
         self.activations = ActivationOffload(parts, count, self.host) if count else None
         self._timed = plan.kernel_set.times_parts
-        # passes that take turns are not cut
-        self._waits = model.experts is not None and not any(action.beside for action in self._order)
-        self._begun: dict[int, int] = {}  # the first piece of a pass that is in several, by its last one
         of_pytorch = plan.kernel_set.of_pytorch and plan.deepspeed is None and schedules[plan.schedule].versions is None
         self.piped = plan.pp > 1 and of_pytorch  # whether torch.distributed.pipelining calls its passes
-        self._most = OPS / plan.pp
         self.has_gradients, self.freed = False, 0.0  # of a microbatch before; bytes of gradients that the update frees
 
     @property
@@ -74,27 +73,11 @@ class StagePasses(StageParts):
         layer = self.parts[part]
         return (("activation", layer.saved),) if self.host.checkpoints and layer.name == "layer" else ()
 
-    def add(self, op: Op) -> Ref:
-        """Append an op, in pieces where the host waits for some of its kernels; the address of its last piece. Raises UserError
-        when a step has more than can be played in seconds and a gigabyte.
-        """
-        pieces: tuple[Work, ...] = at_waits(op.work) if self._waits and isinstance(op.work, Block) else (op.work,)
-        ops, op.chunk = self.cohort.ops, self.chunk
-        first, last = len(ops), len(ops) + len(pieces) - 1
-        if last >= self._most:
-            raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
-        ops.append(op)
-        if last > first:
-            self._begun[last] = first
-            ops += [Op(op.stream, piece, microbatch=op.microbatch, chunk=op.chunk, held=True) for piece in pieces[1:]]
-            op.work, ops[-1].free, op.free = pieces[0], op.free, ()
-        return Ref(self.rank, last)
-
     def copy(self, label: str, phase: str, moved: tuple[float, ...], ref: Ref, first: bool = False) -> None:
         """Add passes over so many bytes of memory to a compute op, at its end or before it. A profile with measured wrapping has
         them in its collectives already.
         """
-        op = self.cohort.ops[self._begun.get(ref.op, ref.op) if first else ref.op]
+        op = self._ops.first(ref) if first else self.cohort.ops[ref.op]
         assert isinstance(op.work, Block)
         op.work = self._copying(op.work, label, phase, moved, first)
 

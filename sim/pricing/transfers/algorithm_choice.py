@@ -5,10 +5,10 @@ NCCL chooses for each communicator by itself: sibling groups whose members are s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from copy import copy
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, field
 from math import inf
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
@@ -45,6 +45,7 @@ from topologies.reading import UserError
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
 SUMS = ("all_reduce", "reduce_scatter")  # of gloo: rings whose members add up all parts of the buffer but one
+REMEMBERED = 1024  # traffics by themselves on the links
 NEAR = 0.01  # groups whose times differ by less than this part are of one kind
 
 At = tuple[tuple[str, int], ...]  # coordinates that ranks share
@@ -66,36 +67,48 @@ class GroupRates(NamedTuple):
     copies: Rates
 
 
+@dataclass
+class Known:
+    """What the choices of all programs with equal prices, topology and grid have in common."""
+
+    chosen: dict[Hashable, tuple[Choice, ...]] = field(default_factory=dict)  # by what is sent, and among whom
+    priced: dict[Prices, GroupRates] = field(default_factory=dict)
+    groups_of: dict[Traffic, GroupRates] = field(default_factory=dict)
+    laid: dict[tuple[Traffic, ...], AlgorithmChoice] = field(default_factory=dict)  # on links that nothing else uses
+
+
 class AlgorithmChoice:
     """Prices of collectives and sends, each on its own or (`_lay`) with others on the same links."""
 
     def __init__(self, topology: Topology, grid: Grid, prices: Prices) -> None:
         self.topology, self.grid, self.prices = topology, grid, prices
-        self._priced: dict[Prices, GroupRates] = {}
-        self._groups_of: dict[Traffic, GroupRates] = {}
-        # what is cheapest does not depend on the program: it is remembered for the next one with the same prices
-        self._chosen = prices.choices.setdefault((topology, grid), {})
-        self._trials: dict[tuple[Traffic, ...], Self] = {}
+        self._known = self._known_of(prices)
+        self._chosen = self._known.chosen
+
+    def _known_of(self, prices: Prices) -> Known:
+        """What is known under these prices."""
+        known: Known = prices.choices.setdefault((self.topology, self.grid), Known())
+        return known
 
     def _of(self, traffic: Traffic) -> GroupRates:
         """The prices of groups by the kinds of their GPUs."""
         if len(self.prices.members) == 1:
             return self._rates(self.prices)
-        rates = self._groups_of.get(traffic)
+        rates = self._known.groups_of.get(traffic)
         if rates is None:
             ranks = np.unique(members(self.grid, traffic))
             kinds = np.unique(gpu_kind(self.topology, ranks)).tolist()
-            rates = self._groups_of[traffic] = self._rates(self.prices.among(tuple(kinds)))
+            rates = self._known.groups_of[traffic] = self._rates(self.prices.among(tuple(kinds)))
         return rates
 
     def _rates(self, prices: Prices) -> GroupRates:
-        rates = self._priced.get(prices)
+        rates = self._known.priced.get(prices)
         if rates is None:
             protocols = prices.rates(self.topology.kinds)
             kinds, simple = len(self.topology.kinds), protocols[SIMPLE]
             # a copy has no steps: its links carry what Simple reaches on them
             copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
-            rates = self._priced[prices] = GroupRates(prices, protocols, copies)
+            rates = self._known.priced[prices] = GroupRates(prices, protocols, copies)
         return rates
 
     def choose(self, work: Collective | Send, siblings: Traffic) -> tuple[Choice, ...]:
@@ -216,18 +229,20 @@ class AlgorithmChoice:
         self._binding = self._binding_links()
         self._shapes = self.wiring.shapes
 
-    def alone(self, traffic: Traffic) -> Self:
+    def alone(self, traffic: Traffic) -> AlgorithmChoice:
         """Prices with only `traffic` on the links."""
         return self.laid(traffic)
 
-    def laid(self, *traffics: Traffic) -> Self:
+    def laid(self, *traffics: Traffic) -> AlgorithmChoice:
         """Prices with only `traffics` on the links."""
-        traffics = tuple(dict.fromkeys(traffics))
-        trial = self._trials.get(traffics)
-        if trial is None:
-            trial = self._trials[traffics] = copy(self)
-            trial._lay(traffics)
-        return trial
+        traffics, known = tuple(dict.fromkeys(traffics)), self._known.laid
+        laid = known.get(traffics)
+        if laid is None:
+            if len(known) > REMEMBERED:
+                known.clear()
+            laid = known[traffics] = AlgorithmChoice(self.topology, self.grid, self.prices)
+            laid._lay(traffics)
+        return laid
 
     def _binding_links(self) -> list[bool]:
         """Flows on the links that can limit: of links that always carry the same traffic, the one of least capacity."""

@@ -93,7 +93,7 @@ class CollectiveCosts(AlgorithmChoice):
         """The same under other prices of the same GPUs: algorithms and protocols stay as they were chosen."""
         other = copy(self)
         other.prices, other.notes = prices, {}
-        other._priced, other._groups_of, other._trials, other._collectives, other._every = {}, {}, {}, {}, {}
+        other._known, other._collectives, other._every = other._known_of(prices), {}, {}
         other._values = prices.transfers.setdefault(self.wiring, {})
         other._lay_on(self.wiring)
         return other

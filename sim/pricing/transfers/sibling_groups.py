@@ -151,6 +151,7 @@ def numbered(rows: NDArray[Any]) -> Ids:
     return np.asarray(np.argsort(np.argsort(first))[number.ravel()])
 
 
+@lru_cache(maxsize=4096)
 def first_alike(topology: Topology, grid: Grid, siblings: Traffic) -> Traffic:
     """The groups at the lowest coordinates whose ranks are those of `siblings`, shifted by periods of the cluster."""
     if not isinstance(topology, ClusterTopology) or is_unequal(topology):

@@ -272,7 +272,7 @@ def test_stages_that_are_shifted_by_whole_periods_choose_alike(name, nodes, chan
                 else:
                     siblings = Traffic("", work.axes, at)
                 result.append(pricing.choose(work, siblings))
-        return result, len(pricing._trials)
+        return result, len(pricing._known.laid)
 
     shared, few = choices()
     monkeypatch.setattr(algorithm_choice, "first_alike", lambda topology, grid, siblings: siblings)
