@@ -10,11 +10,11 @@ to 1 EB; 1 kB/s to 1 EB/s (a wafer's memories reach 20 PB/s); at most 10⁶ s; 1
 
 from __future__ import annotations
 
-import math
-import re
+from string import ascii_letters
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field
+from quantiphy import Quantity
 
 # unit spelt by the user -> factor to the unit used inside
 _BYTES = {"B": 1.0, "b": 0.125, "byte": 1.0, "bytes": 1.0, "bit": 0.125, "bits": 0.125}
@@ -22,17 +22,10 @@ _RATES = {f"{unit}{per}": factor for unit, factor in _BYTES.items() for per in (
 _SECONDS = {"s": 1.0, "sec": 1.0, "min": 60.0, "h": 3600.0, "day": 86400.0, "days": 86400.0}
 _LONG = {"minute": 60.0, "hour": 3600.0, "d": 86400.0, "day": 86400.0, "week": 604800.0, "year": 3.15576e7}
 _LONG |= {f"{name}s": factor for name, factor in _LONG.items() if len(name) > 1}
+_WORDS = ("min", "h", *_LONG)
 _FLOPS = {"FLOP/s": 1.0, "FLOPS": 1.0, "FLOPs": 1.0, "flop/s": 1.0, "flops": 1.0}
 
 
-_SMALL = "munpfazy"  # prefixes, three decades each
-_LARGE = "kMGTPEZY"
-_DECADES = {prefix: -3 * number for number, prefix in enumerate(_SMALL, 1)} | {"µ": -6, "μ": -6, "c": -2}
-_DECADES |= {prefix: 3 * number for number, prefix in enumerate(_LARGE, 1)} | {"K": 3}
-_BINARY = {f"{prefix.upper()}i": 2.0 ** (10 * number) for number, prefix in enumerate(_LARGE, 1)}
-_PREFIXES = _DECADES | _BINARY
-_SHOWN = {0: ""} | {number: each for each, number in _DECADES.items() if each in "aTkMGmunpf"}  # beyond, a power of ten says more
-_QUANTITY = re.compile(r"\s*([-+]?(?:[0-9][0-9_]*)?\.?(?:[0-9][0-9_]*)?)([eE][-+]?[0-9]+)?\s*(\S*)\s*")
 LONGEST = 64  # letters of a quantity
 
 
@@ -61,23 +54,18 @@ def _parse(text: object, kind: _Kind) -> float:
     refused = ValueError(f"is not a quantity with a unit, such as '{example}'")
     if "," in text or len(text) > LONGEST:  # 400,0 Gb/s would be read as 4000 Gb/s
         raise refused
-    parts = _QUANTITY.fullmatch(text)
-    if parts is None:
-        raise refused
-    number, exponent, word = parts.groups(default="")
-    prefix = ""
-    if word not in units:  # or "10 min" would be ten thousandths of an inch
-        prefix = word[:2] if word[:2] in _BINARY else word[:1]
-        word = word.removeprefix(prefix)
-        if not word and (not prefix or prefix in _PREFIXES):
-            raise ValueError(f"needs a unit, such as '{example}'")
-        if exponent or word not in units or prefix not in _PREFIXES:
-            raise refused
+    number = text.strip().rstrip(ascii_letters)
+    word = text.strip().removeprefix(number)
     try:
-        value = float(f"{number}e{_DECADES[prefix]}" if prefix in _DECADES else number + exponent)
-    except ValueError:
+        # words that begin like a prefix are no units with one: "10 min" would be ten thousandths of an inch
+        quantity = Quantity(float(number), units=word) if word in _WORDS else Quantity(text, binary=True)
+    except ValueError:  # also quantiphy's InvalidNumber
         raise refused from None
-    value *= _BINARY.get(prefix, 1.0) * units[word]
+    if not quantity.units:
+        raise ValueError(f"needs a unit, such as '{example}'")
+    if quantity.units not in units:
+        raise refused
+    value = float(quantity) * units[quantity.units]
     if 0 < value < 0.1 and kind.unit != "s":  # 400 mb/s is milli
         raise refused
     if not 0 <= value < float("inf"):
@@ -136,17 +124,8 @@ def show(value: float, unit: str, digits: int = 4, zeros: bool = False) -> str:
 
     zeros: as many digits also where the last are zeros, as in a column of measured numbers.
     """
-    if math.isinf(value):
-        return f"{value} {unit}".rstrip()
-    mantissa, exponent = f"{value + 0.0:.{digits - 1}e}".split("e")  # -0.0 is 0
-    thousands, whole = divmod(int(exponent), 3)
-    sign, figures = "-" * (value < 0), mantissa.lstrip("-").replace(".", "").ljust(whole + 1, "0")
-    rest = figures[whole + 1 :] if zeros and value else figures[whole + 1 :].rstrip("0")
-    number = f"{sign}{figures[: whole + 1]}{'.' * bool(rest)}{rest}"
-    if 3 * thousands not in _SHOWN:
-        return f"{number}e{3 * thousands} {unit}".rstrip()
-    named = _SHOWN[3 * thousands] + unit
-    return f"{number}{' ' * bool(unit)}{'µs' if named == 'us' else named}"
+    text = str(Quantity(value, unit).render(prec=digits - 1, strip_zeros=not (zeros and value)))
+    return text.replace("us", "µs") if unit == "s" else text
 
 
 def watts(text: object) -> float:
