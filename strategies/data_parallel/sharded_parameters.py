@@ -63,6 +63,7 @@ class ShardedParameters(Hook):
         """
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
+        stage.last_microbatch = last
         keeps = stage.plan.syncs_gradients == "last" and (not last or weights_only or stage.plan.pp > 1)
         turn = Turn(WEIGHT if weights_only else BACKWARD, microbatch, keeps)
         ref = (self._weights if weights_only else self.play)(stage, turn, after)

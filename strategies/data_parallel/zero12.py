@@ -5,7 +5,7 @@ all-reduce. DeepSpeed all-reduces gradients instead: 2 Ψ + Ψ. The gather of pa
 with Megatron-LM's `overlap_param_gather` is beside the first forward pass of the next.
 ZeRO-1 keeps whole gradients and reduces them once per step; ZeRO-2 keeps only its shard, so every microbatch reduces (as
 DeepSpeed and Megatron-LM's FSDP do), or with `gradient_sync: last` keeps whole gradients until the last one. With `shard` below
-dp, the gradient shards of the replicas are then all-reduced.
+dp, the gradient shards of the replicas are then all-reduced, of Megatron-LM's FSDP in the last microbatch only.
 """
 
 from __future__ import annotations
@@ -182,6 +182,7 @@ class Zero2(Zero1):
         """Buckets are reduce-scattered in every microbatch, or in the last, and their memory given back."""
         if stage.alone:
             return stage.whole_backward(microbatch, after, weights_only)
+        stage.last_microbatch = last
         copied, there = stage.plan.runtime.own_buffers, stage.number in self._accumulated
         if stage.plan.syncs_gradients == "last":
             (self._accumulated.discard if last else self._accumulated.add)(stage.number)

@@ -116,7 +116,7 @@ class RankShapes:
 
     @property
     def kv_heads(self) -> int:
-        """Key and value heads of the rank: at least one; with more ranks than heads, several hold the same."""
+        """Key and value heads that the rank attends with: at least one; of more ranks than heads, several have the same."""
         return max(1, self.model.kv_heads // self.tp)
 
     @property

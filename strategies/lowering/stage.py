@@ -24,6 +24,8 @@ def in_buckets(size: float, bucket: float) -> int:
 class Stage(StagePasses):
     """A stage with what ranks that have the same parameters do together: gradients reduced in buckets, and the update."""
 
+    last_microbatch = True  # whether the gradients that are reduced are those of a step's last one
+
     @cached_property
     def reduced(self) -> list[Ref]:
         """Gradient collectives so far, which the update waits for."""
@@ -75,7 +77,7 @@ class Stage(StagePasses):
             self.reduced.append(ref)
             return ref
         ref = self._reduction(operation, size, count, self.plan.summing, after, () if experts else free, width, pieces, allocate)
-        if self.plan.replicas > 1:
+        if self.plan.replicas > 1 and self._sums_replicas:
             ref = self._replicate(size / self.plan.shards, count, ref)
         if experts:
             count = in_buckets(experts, self.limits.size * self.plan.bytes_per_gradient)
@@ -105,6 +107,11 @@ class Stage(StagePasses):
                 operation, size, "dp", "gradients", plan.algorithm, count, element, along=along, pieces=pieces
             )
         return self.add(Op("dp", self._reductions[key], after, allocate, free))
+
+    @property
+    def _sums_replicas(self) -> bool:
+        """Whether what is reduced now is summed over replicas: not where shards add up on the GPU until the last microbatch."""
+        return self.last_microbatch or self.host.updates or not self.plan.kernel_set.replicas_last
 
     def _replicate(self, size: float, count: int, after: Ref) -> Ref:
         """Sum a reduced shard over the replicas of the sharded copy (HSDP)."""

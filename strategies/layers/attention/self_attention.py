@@ -74,13 +74,14 @@ def _projections(rank: RankShapes, features: int) -> list[Operator]:
     model, dim = rank.model, rank.model.head_dim
     queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
     outputs = model.query_features + 2 * model.kv_heads * dim
-    parts = (model.query_features // rank.tp, rank.kv_heads * dim, rank.kv_heads * dim)
+    parts = (model.query_features // rank.tp, *(model.kv_heads * dim // rank.tp,) * 2)
     gate = queries * model.attention_gate
     # autograd joins the gradients of queries, keys and values before the one product that takes them
     apart = rank.kernels.compiled or rank.kernels.separate_products
     joined = () if apart else (2 * rank.element * (queries + gate + 2 * keys),)
     operators = [
         column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), inputs=features, parts=parts),
+        *([_of_shared_heads(rank, outputs)] if model.kv_heads < rank.tp else []),
         Operator(input_gradient=tuple(rank.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]
     if model.qk_norm:
@@ -96,6 +97,24 @@ def _projections(rank: RankShapes, features: int) -> list[Operator]:
     if rank.kernels.repeats_keys and rank.kv_heads < rank.heads:
         operators.append(_repeated(rank, queries, keys))
     return operators
+
+
+def _of_shared_heads(rank: RankShapes, outputs: int) -> Operator:
+    """With more tp ranks than key-value heads, a rank's part of the matrix is no whole head: the results of all ranks are
+    gathered, and each takes its queries, and the keys and values that they share. Backward, their gradients are put among zeros
+    and reduce-scattered (Megatron-Core from 0.16 on, SelfAttention.get_query_key_value_tensors; NVIDIA/Megatron-LM pull request
+    2565). Both collectives are along the last dimension, for which all is copied (_gather_along_last_dim and
+    _reduce_scatter_along_last_dim in megatron/core/tensor_parallel/mappings.py).
+    """
+    size, label = rank.element * rank.tokens * outputs, "shared key-value heads"
+    copied = rank.memory(label, "forward", 2 * size)
+    zeros = rank.memory(label, "backward", size + 2 * size // rank.model.kv_heads)
+    turned = rank.memory(label, "backward", 2 * size)
+    return Operator(
+        forward=(*rank.collective("all_gather", label, size), copied),
+        input_gradient=(zeros, turned, *rank.collective("reduce_scatter", f"{label} gradient", size)),
+        temporary=2 * size,
+    )
 
 
 def _repeated(rank: RankShapes, queries: int, keys: int) -> Operator:

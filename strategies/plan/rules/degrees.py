@@ -24,8 +24,9 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         )
     ]
     for count, what in dict.fromkeys(sizes if model.module is None else ()):
-        # tp above the number of key-value heads replicates them, as Megatron-LM and vLLM do
-        if count % plan.tp and not (what == "key-value heads" and plan.tp % count == 0):
+        if what == "key-value heads" and count < plan.tp:
+            yield from _shared_heads(model, plan, count)
+        elif count % plan.tp:
             yield f"tp={plan.tp} does not divide {count} {what}"
     if plan.tp > 1 and model.qk_norm == "whole":
         yield f"tp={plan.tp} is not simulated for {model.name}, which norms queries over all heads, of which tp ranks have a part"
@@ -41,6 +42,19 @@ def divides(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         yield from _context(model, plan, sequence)
     if model.positions == "learned" and sequence > model.context:
         yield f"sequence={sequence} exceeds the {model.context} learned positions of {model.name}"
+
+
+def _shared_heads(model: Model, plan: Plan, heads: int) -> Iterator[str]:
+    """Of more tp ranks than key-value heads, which Megatron-Core has in self-attention only: its CrossAttention refuses heads
+    that queries share (megatron/core/transformer/attention.py).
+    """
+    said = f"tp={plan.tp} exceeds {heads} key-value heads"
+    if plan.tp % heads:
+        yield f"{said}, and does not divide by them"
+    elif not plan.kernel_set.splits_shared_heads:
+        yield f"{said}: with kernels={plan.kernels} each rank needs one of its own"
+    elif model.family == "encoder_decoder":
+        yield f"{said}: the cross attention of {model.name} needs one of its own on each rank"
 
 
 def _of_recurrence(own: Model, name: str) -> Iterator[tuple[int, str]]:

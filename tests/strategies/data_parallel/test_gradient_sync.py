@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from sim.analysis.memory import ledger
+from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Collective
 from strategies.data_parallel.hook import hook_of
@@ -170,3 +171,14 @@ def test_gradients_are_given_back_as_often_as_they_are_made(played, hook: str, s
         sum(size for op in ops for kind, size in getattr(op, way) if kind == "gradient") for way in ("allocate", "free")
     )
     assert allocated == given
+
+
+@pytest.mark.parametrize("hook", ["zero2", "zero3"])
+@pytest.mark.parametrize(("kernels", "sync", "times"), [("megatron", "every", 1), ("torch", "every", 4), ("torch", "last", 1)])
+def test_replicas_of_megatrons_shards_sum_once(played, hook, kernels, sync, times) -> None:
+    """Two replicas of shards on two ranks each: an all-reduce of 2 · (2 − 1)/2 of a shard, Ψ/2 in bf16. Megatron-LM's FSDP
+    passes outer_fsdp_group_grad_reduce in the last microbatch (megatron_fsdp.py); FSDP2 all-reduces whatever it reduces.
+    """
+    timeline = played(data_parallel=hook, shard=2, kernels=kernels, gradient_sync=sync)
+    size, _ = volumes(timeline)[0]["replica"]
+    assert size == times * 2 * timeline.program.parameters / 2

@@ -38,7 +38,7 @@ class Torch:
     def __init__(self, model: Model, tp: int, batch: int, sequence: int) -> None:
         import torch
 
-        self.heads, self.kv, self.dim = model.heads // tp, max(1, model.kv_heads // tp), model.head_dim
+        self.heads, self.kv, self.dim = model.heads // tp, model.kv_heads // tp, model.head_dim
         self.model, self.torch, self.shape = model, torch, (batch, sequence)
         hidden, ffn = model.hidden, model.ffn // tp
         sizes = {

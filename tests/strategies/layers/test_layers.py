@@ -224,13 +224,6 @@ def test_tensor_parallelism_divides_work(
     assert flops(halves.layer(0).forward) == 2 * flops(costs.layer(0).forward)
 
 
-def test_more_ranks_than_key_heads_repeat_them() -> None:
-    model = Model(**LLAMA)
-    four = parts(model, resolved(model, tp=4)).layer(0)
-    qkv = next(item for item in four.forward if isinstance(item, Kernel) and item.label == "qkv")
-    assert qkv.shape == (1, 32, (2 + 2) * 8, 64)  # 2 query heads, one key head and one value head of 8
-
-
 @pytest.mark.parametrize(("fields", "rule"), [({"norms": 3}, "2 or 4 norms"), ({"norms": 1}, "2 or 4 norms")])
 def test_what_is_not_simulated_is_refused(fields: dict[str, Any], rule: str) -> None:
     model = Model(**GPT, **fields)
