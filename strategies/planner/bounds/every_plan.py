@@ -46,6 +46,7 @@ from topologies.reading import UserError
 TWICE = 2
 SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
 MUCH = 1e12  # bytes of a pass, so many that its rate is what counts
+HOLDING = ("kept", "whole", "gathered", "passing", "owed", "after loss")  # columns by which passes hold more or less
 Ids = NDArray[np.int64]
 
 
@@ -111,6 +112,8 @@ class _Bounding:
         self.shape_of = of_rule[plans.rule] if count else plans.rule
         self.rules = columns(plans, prices.profile)
         self.in_turn = self.rules["in turn"][plans.rule] * (plans.column("overlap") == 0)
+        held = np.stack([self.rules[name] for name in HOLDING])
+        self.holdings, self.holding = np.unique(held, axis=1, return_inverse=True)  # the different ones, and which of each rule
         for shape, members in _groups(self.shape_of):
             if bounded(self.shapes[shape]):
                 self._bound(self.shapes[shape], members)
@@ -131,29 +134,35 @@ class _Bounding:
         own = elements - experts  # without the embedding's matrix that the head uses
         if pp > 1 and layout.last not in layout.stages[0] and copies == 1:
             elements[:, -1] += [kind.tied for kind in chosen]
-        self._step(plan, layout, members, of, time, elements, experts)
+        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        self._step(plan, layout, members, of, rule, time, elements, experts)
         spaces = {name: layout.quantity(name, chosen) for name in ("saved", "held", "frozen")}
         spaces |= {name: layout.workspace(name, chosen) for name in ("forward", "backward", "passing")}
         if plan.offload_activations:  # how many are on the GPU depends on how soon copies end
             spaces = {name: value if name == "frozen" else np.zeros_like(value) for name, value in spaces.items()}
         spaces |= {"last": layout.last_part(chosen), "own": own}
+        spaces |= {"dense": elements - experts, "experts": experts}
+        versions = schedules[plan.schedule].versions
         for rank, starts in by_rank.items():
             assert isinstance(starts, Moments)
-            mine = list(layout.stages[rank])
-            held = {name: value[:, mine][of] for name, value in spaces.items()}
-            versions = schedules[plan.schedule].versions
-            self._memory(
-                members, starts, held, elements[:, mine][of], experts[:, mine][of], versions(rank, pp) if versions else 1
-            )
+            held = {name: value[:, list(layout.stages[rank])] for name, value in spaces.items()}
+            self._memory(members, of, rule, starts, held, versions(rank, pp) if versions else 1)
 
     def _step(
-        self, plan: Resolved, layout: Layout, members: Ids, of: Ids, time: dict[str, Floats], elements: Floats, experts: Floats
+        self,
+        plan: Resolved,
+        layout: Layout,
+        members: Ids,
+        of: Ids,
+        rule: dict[str, Floats],
+        time: dict[str, Floats],
+        elements: Floats,
+        experts: Floats,
     ) -> None:
         flowing = not schedules[plan.schedule].versions and not plan.hook.local
         split = splits(plan.schedule, plan.pp, plan.microbatches, plan.chunks)
         mine, passes = list(layout.stages[0]), through(plan)
         anywhere, first, own = compute(passes, layout, time, split, flowing)
-        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
         in_turn = self.in_turn[members]
         dense, spread = (elements - experts)[:, mine][of], experts[:, mine][of]
         alone = rule["dense alone"][:, None] * dense + rule["experts alone"][:, None] * spread  # of the quickest group
@@ -181,34 +190,43 @@ class _Bounding:
         self.result.step[members] = np.maximum(step, end) * (1 - SLACK)
 
     def _memory(
-        self, members: Ids, starts: Moments, spaces: dict[str, Floats], elements: Floats, experts: Floats, versions: int
+        self, members: Ids, of: Ids, rule: dict[str, Floats], starts: Moments, spaces: dict[str, Floats], versions: int
     ) -> None:
-        """Memory of a rank that holds these parameters, by chunk."""
-        rule = {name: column[self.plans.rule[members]] for name, column in self.rules.items()}
+        """Memory of a rank. of: the kind of each member; spaces: of each kind, by chunk of the rank."""
+        holding, count = self.holding[self.plans.rule[members]], self.holdings.shape[1]
+        alike, which = np.unique(of * count + holding, return_inverse=True)  # members of a kind that hold the same
+        total = self._most(starts, {name: value[alike // count] for name, value in spaces.items()}, alike % count)[which]
         parameter, gradient, optimizer = self._widths[members, :3].T
-        dense, spread = elements - experts, experts.sum(axis=1)
-        kept = (rule["kept"] * rule["gathered"])[:, None] * dense  # gathered, not released
-        whole = (rule["whole"] * (1 - rule["kept"]) * rule["gathered"])[:, None] * spaces["last"]
-        with_gradients = np.where(rule["passing"][:, None] > 0, spaces["passing"], spaces["backward"])
-        makes = starts.makes
-        if rule["owed"].any():  # passes add to the gradients of those before
-            makes = makes & (rule["owed"][:, None] * starts.owed[np.arange(len(makes)), starts.chunk] == 0)
-        back = np.where(makes, with_gradients[:, starts.chunk], spaces["backward"][:, starts.chunk])
-        early = whole * (1 - rule["after loss"])[:, None]  # when a backward pass begins
-        space = np.where(starts.forward, (spaces["forward"] + whole)[:, starts.chunk], back + early[:, starts.chunk])
-        if rule["owed"].any():
-            space += (rule["owed"][:, None] * spaces["own"]) @ starts.owed.T
-        total = (spaces["saved"] @ starts.saved.T + kept @ starts.there.T + spaces["held"] @ starts.held.T + space).max(axis=1)
+        dense, spread = spaces["dense"].sum(axis=1)[of], spaces["experts"].sum(axis=1)[of]
         for state, width in (
             ("parameter", parameter * versions),
             ("gradient", gradient),
             ("optimizer", optimizer + rule["outer"]),
         ):
-            total += width * (dense.sum(axis=1) / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
-        total += spaces["frozen"].sum(axis=1) / rule["parameter"]
+            total += width * (dense / rule[state] + spread / np.maximum(1, rule[state] // rule["ep"]))
+        total += spaces["frozen"].sum(axis=1)[of] / rule["parameter"]
         overhead = self.prices.profile.overhead
         total += rule["reserve"] * overhead.reserve * total + overhead.context + rule["communicators"] * overhead.communicator
         self.result.memory[members] = np.maximum(self.result.memory[members], total * (1 - SLACK))
+
+    def _most(self, starts: Moments, spaces: dict[str, Floats], holding: Ids) -> Floats:
+        """The most that plans with these spaces hold besides their states; holding: numbers of `holdings`."""
+        rule = dict(zip(HOLDING, self.holdings[:, holding, None], strict=True))
+        kept = rule["kept"] * rule["gathered"] * spaces["dense"]  # gathered, not released
+        whole = rule["whole"] * (1 - rule["kept"]) * rule["gathered"] * spaces["last"]
+        with_gradients = np.where(rule["passing"] > 0, spaces["passing"], spaces["backward"])
+        makes = starts.makes
+        if rule["owed"].any():  # passes add to the gradients of those before
+            makes = makes & (rule["owed"] * starts.owed[np.arange(len(makes)), starts.chunk] == 0)
+        back = np.where(makes, with_gradients[:, starts.chunk], spaces["backward"][:, starts.chunk])
+        early = whole * (1 - rule["after loss"])  # when a backward pass begins
+        space = np.where(starts.forward, (spaces["forward"] + whole)[:, starts.chunk], back + early[:, starts.chunk])
+        if rule["owed"].any():
+            space += (rule["owed"] * spaces["own"]) @ starts.owed.T
+        most: Floats = (spaces["saved"] @ starts.saved.T + kept @ starts.there.T + spaces["held"] @ starts.held.T + space).max(
+            axis=1
+        )
+        return most
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
         """Seconds of the optimizer's passes over so many parameters, whose prices are linear in their bytes."""

@@ -8,9 +8,10 @@ done first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
+from operator import attrgetter
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -19,7 +20,7 @@ from numpy.typing import NDArray
 from sim.grid import ORDER, Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
-from sim.program import COMPUTE, Block, Cohort, Op, Program, Run
+from sim.program import COMPUTE, Block, Cohort, Collective, Item, Kernel, Op, Program, Run, Start
 from strategies.job import Job
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
@@ -66,6 +67,9 @@ INSIDE = ("tp", "cp", "ep", NODES)  # the axes of collectives inside layers
 SPLIT = ("forward", "backward", "input", "weight")
 PHASES = ("forward", "backward", "recompute")  # of kernels
 QUANTITIES = (*SPLIT, *(f"{name} kernels" for name in SPLIT), "saved", "held", "parameters", "experts", "frozen")
+
+
+_COLLECTIVE = attrgetter(*(field.name for field in fields(Collective)))
 
 
 class Priced(NamedTuple):
@@ -116,9 +120,11 @@ def kinds_of(plans: Candidates, prices: Prices) -> Kinds:
     for number, (on_grid, work) in enumerate(every.T.tolist()):
         together.setdefault(on_grid, []).append((number, works[work]))
     kinds: dict[int, Kind] = {}
+    blocks = _Blocks()
     for number, members in together.items():
         grid, alone = grids[number]
-        kinds |= _priced(plans.job, grid, alone, members, prices)
+        with_blocks = [(kind, work, list(map(blocks.of, work.parts))) for kind, work in members]
+        kinds |= _priced(plans.job, grid, alone, with_blocks, prices)
     return Kinds([kinds[number] for number in range(every.shape[1])], of.ravel())
 
 
@@ -195,14 +201,15 @@ class _Work(NamedTuple):
         return cls(parts, layers, tied, [_measure(part) for part in parts], spaces)
 
 
-def _priced(job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work]], prices: Prices) -> dict[int, Kind]:
-    """Kinds of layer work on one grid, priced together."""
-    blocks = [[_blocks(part) for part in work.parts] for _, work in works]
-    ops = [Op(COMPUTE, block) for work_blocks in blocks for part in work_blocks for block in part.values()]
-    pricing = pricing_of(job, grid, alone, ops, prices)
+def _priced(
+    job: Job, grid: Grid, alone: bool, works: list[tuple[int, _Work, list[dict[str, Block]]]], prices: Prices
+) -> dict[int, Kind]:
+    """Kinds of layer work on one grid, with the blocks of each part, priced together."""
+    blocks = dict.fromkeys(block for *_, parts in works for part in parts for block in part.values())
+    pricing = pricing_of(job, grid, alone, [Op(COMPUTE, block) for block in blocks], prices)
     return {
-        number: _kind(work, [_seconds(pricing, part) for part in part_blocks], Priced(pricing, part_blocks, work.layers))
-        for (number, work), part_blocks in zip(works, blocks, strict=True)
+        number: _kind(work, [_seconds(pricing, part) for part in parts], Priced(pricing, parts, work.layers))
+        for number, work, parts in works
     }
 
 
@@ -224,10 +231,35 @@ def _seconds(pricing: OpCosts, blocks: dict[str, Block]) -> dict[str, float]:
     return alone | {name: cost.busy for name, cost in costs.items()}
 
 
-def _blocks(part: LayerCost) -> dict[str, Block]:
-    inputs = part.recompute + part.input_gradient
-    items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": items_of(part, WEIGHT)}
-    return {name: Block("work", (Run(1, sequence),)) for name, sequence in items.items()}
+class _Blocks:
+    """Blocks of parts. Those that do the same are one and priced once: plans that recompute more or less go forward alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, Block] = {}
+
+    def of(self, part: LayerCost) -> dict[str, Block]:
+        """Of each pass."""
+        inputs = part.recompute + part.input_gradient
+        items = {"forward": part.forward, "backward": part.backward, "input": inputs, "weight": items_of(part, WEIGHT)}
+        return {name: self._block(sequence) for name, sequence in items.items()}
+
+    def _block(self, items: Sequence[Item]) -> Block:
+        key = tuple(_done(items))
+        if key not in self._known:
+            self._known[key] = Block("work", (Run(1, items),))
+        return self._known[key]
+
+
+def _done(items: Iterable[Item]) -> Iterator[Hashable]:
+    """What each item does; collectives compare by identity, and are told apart by where they are first."""
+    first: dict[Collective, int] = {}
+    for item in items:
+        if isinstance(item, Kernel):
+            yield item
+            continue
+        work = item if isinstance(item, Collective) else item.collective
+        stream = item.stream if isinstance(item, Start) else None
+        yield type(item), stream, _COLLECTIVE(work), first.setdefault(work, len(first))
 
 
 def _kind(work: _Work, seconds: list[dict[str, float]], priced: Priced) -> Kind:

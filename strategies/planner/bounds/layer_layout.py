@@ -16,6 +16,8 @@ from strategies.planner.bounds.layer_cost_table import SPLIT, Floats, Kind
 from strategies.schedules import actions, schedules
 from topologies.reading import UserError
 
+AT_ONCE = 256  # moments that are compared with each other
+
 
 class Layout(NamedTuple):
     """Virtual stages of a pipeline: the first layer of each and the one after its last; the stages of each rank by chunk."""
@@ -132,13 +134,16 @@ def moments(schedule: str, rank: int, ranks: int, microbatches: int, chunks: int
 
 def _largest(table: NDArray[np.float64]) -> NDArray[np.float64]:
     """Without the moments at which no more of anything is kept than at another in the same kind of pass."""
-    kept, count = np.empty_like(table), 0
-    for row in table[np.argsort(-table[:, :-2].sum(axis=1), kind="stable")]:
-        others = kept[:count]
-        if not ((row[:-2] <= others[:, :-2]).all(axis=1) & (row[-2:] == others[:, -2:]).all(axis=1)).any():
-            kept[count] = row
-            count += 1
-    return kept[:count]
+    table = table[np.argsort(-table[:, :-2].sum(axis=1), kind="stable")]
+    _, kind = np.unique(table[:, -2:], axis=0, return_inverse=True)
+    largest = np.zeros(len(table), dtype=bool)
+    for number in range(kind.max(initial=-1) + 1):
+        rows = np.flatnonzero(kind == number)
+        for some in np.split(rows, range(AT_ONCE, len(rows), AT_ONCE)):  # what is more than a moment comes before it
+            others = table[np.concatenate([rows[largest[rows]], some])]
+            as_much = (table[some][:, None] <= others).all(axis=2).sum(axis=1)
+            largest[some] = as_much == 1  # itself
+    return table[largest]
 
 
 @lru_cache(maxsize=8192)

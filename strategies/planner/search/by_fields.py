@@ -71,14 +71,31 @@ class Columns(NamedTuple):
     varied: dict[str, Column]  # with STATED
     beside: dict[str, Column]
 
-    def resolved(self) -> list[Resolved]:
+    def resolved(self) -> ResolvedPlans:
         """All plans, which have all fields of a `Resolved`."""
-        stated, names = self.varied[STATED], [name for name in self.varied if name != STATED]
+        stated = self.varied[STATED]
         of = [self.plan.model_copy(update={name: getattr(self.plan, name) for name in more}) for more in stated.values]
-        values = [map(self.varied[name].values.__getitem__, self.varied[name].number.tolist()) for name in names]
-        rows = zip(*values, strict=True) if values else [()] * len(stated.number)
-        plans = map(of.__getitem__, stated.number.tolist())
-        return [Resolved.with_fields(plan, dict(zip(names, row, strict=True))) for plan, row in zip(plans, rows, strict=True)]
+        return ResolvedPlans(of, stated, {name: column for name, column in self.varied.items() if name != STATED})
+
+
+class ResolvedPlans:
+    """Plans, each made when it is first asked for: of 10⁵ some hundreds are. plans: those with the fields that each states."""
+
+    def __init__(self, plans: Sequence[Plan], stated: Column, varied: Mapping[str, Column]) -> None:
+        self._plans, self._stated, self._varied = plans, stated, varied
+        self._known: dict[int, Resolved] = {}
+
+    def __len__(self) -> int:
+        return len(self._stated.number)
+
+    def __getitem__(self, number: int) -> Resolved:
+        if number not in self._known:
+            fields = {name: column.values[column.number[number]] for name, column in self._varied.items()}
+            self._known[number] = Resolved.with_fields(self._plans[self._stated.number[number]], fields)
+        return self._known[number]
+
+    def __iter__(self) -> Iterator[Resolved]:
+        return map(self.__getitem__, range(len(self)))
 
 
 class Looked(Mapping[str, Any]):

@@ -18,7 +18,7 @@ from strategies.job import Job
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.planner.applicable import stated
-from strategies.planner.search.by_fields import ByFields, Columns, Ids
+from strategies.planner.search.by_fields import ByFields, Columns, Ids, ResolvedPlans
 from strategies.planner.search.duplicate_plans import twins
 from strategies.planner.search.resolving import NEVER, Resolving
 from strategies.planner.search.space import MOST, Axis, Changes, Space, column
@@ -102,7 +102,7 @@ class Candidates:
         return positions
 
     @cached_property
-    def resolved(self) -> list[Resolved]:
+    def resolved(self) -> ResolvedPlans:
         """What rules look at of plans, with all defaults."""
         return self.columns.resolved()
 
