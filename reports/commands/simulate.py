@@ -117,14 +117,14 @@ def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:
     from reports.formatting import percent, seconds, signed
     from sim.analysis.breakdown import breakdowns, busy_seconds
     from strategies.planner.arguments import arguments_of
-    from strategies.planner.balance import balanced, paces
+    from strategies.planner.balance import balanced_by
     from strategies.predict import predict
 
     busy = busy_seconds(timeline, breakdowns(timeline))
     most = max(range(len(busy)), key=lambda stage: busy[stage])
     what = f"stage {most} is busy for {seconds(busy[most])}, the mean stage for {seconds(sum(busy) / len(busy))}"
     message = f"{percent(summary.uneven)} of the step is waiting for uneven stages: {what}"
-    other = balanced(job, busy, paces(job, timeline))
+    other = balanced_by(job, timeline)
     better = predict(other) if other is not None else None
     if other is None or better is None or better.step_seconds >= summary.step_seconds or better.fits < summary.fits:
         return message

@@ -29,6 +29,7 @@ from sim.analysis.breakdown import AXES
 from strategies.job import Job
 from strategies.planner.advise import Advice, Candidate
 from strategies.planner.arguments import arguments_of
+from topologies.cluster import UnequalCluster
 from topologies.costs import Rates
 from topologies.reading import as_argument
 
@@ -79,7 +80,8 @@ def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableT
     rest += [Text(tie_rule(), "dim")] if ties else []
     rest += [Text(f"days and cost are of {tokens_text(tokens, unit)}; {rates_text(rates, power=False)}", "dim")]
     rest += [Text(line, "dim") for line in _dropped(result, job)]
-    rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}{_at_stake(result)}", "dim")]
+    if not isinstance(job.cluster, UnequalCluster):  # which `plan` does not search
+        rest += [Text(f"`shardyard plan`, with the same arguments, {MORE}{_at_stake(result)}", "dim")]
     rest += notes_of(job)
     lines = [Text(f"{question}? {answer}") for question, answer in result.questions]
     return Group(Text(verdict(result, job), "bold"), *_arguments(result, job), "", *lines, "", table, *rest)
@@ -115,7 +117,7 @@ def _dropped(answer: Advice, job: Job) -> Iterator[str]:
 def verdict(answer: Advice, job: Job) -> str:
     """The winner, and what it saves against the next one."""
     best, cluster = answer.best, job.cluster
-    batch = step_of(answer.candidates[0].changes["global_batch"], job.plan.sequence_of(job.model))
+    batch = step_of(answer.candidates[0].job.global_batch, job.plan.sequence_of(job.model))
     what = f"{job.model.name} on {cluster.described} ({plural(cluster.gpus, 'GPU')}), {batch}"
     if best is None:
         nearest = answer.candidates[0]

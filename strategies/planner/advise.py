@@ -19,12 +19,13 @@ from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.applicable import applicable
+from strategies.planner.balance import allotted, balanced_by
 from strategies.planner.bounds.every_plan import least
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
 from strategies.planner.search.space import MICROBATCHES, doubling
 from strategies.planner.tiles import with_tiles
-from strategies.predict import prices_of
+from strategies.predict import prices_of, simulate
 from topologies.cluster import Cluster, Node, UnequalCluster
 from topologies.fabric import fabrics
 from topologies.reading import UserError
@@ -33,6 +34,7 @@ Changes = dict[str, Any]
 Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
 DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
+EVENED = 8  # ways of which, on nodes that are not alike, layers or microbatches are shared out by the speed of GPUs
 _PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
     "sequence",
@@ -129,6 +131,11 @@ def advise(
         by_hash |= simulated((name, changes) for name, changes in deep.items() if name not in slower)
     if not any(candidate.comfortable for candidate in by_hash.values()):
         by_hash = simulated(_offloading(job)) | by_hash
+    if isinstance(job.cluster, UnequalCluster):
+        able = [each for each in by_hash.values() if each.comfortable and each.changes.get("pp", 1) <= DEEP]
+        first_ones = sorted(able, key=_place)[:EVENED]
+        for candidate in filter(None, run(partial(_evened, answer, headroom), first_ones)):
+            by_hash.setdefault(candidate.job.hash, candidate)
     if not by_hash:
         raise UserError(
             f"{job.where}: none of the usual ways divides {batch} sequences over {job.cluster.gpus} GPUs; set global_batch"
@@ -178,6 +185,25 @@ def _simulated(job: Job, answer: Answer, headroom: float, name: str, changes: Ch
         return Candidate(name, wanted | dropped, asked, summary, summary.fits_with(headroom), tuple(dropped))
     except UserError:
         return None
+
+
+def _evened(answer: Answer, headroom: float, candidate: Candidate) -> Candidate | None:
+    """The candidate with its layers shared out over stages on faster and slower GPUs, or its microbatches over dp ranks on them;
+    None where neither is faster.
+    """
+    timeline = simulate(candidate.job)
+    shared = allotted(candidate.job, timeline, simulate)
+    others = {"uneven layers": balanced_by(candidate.job, timeline), "uneven microbatches": shared and shared[0]}
+    best = candidate
+    for what, other in others.items():
+        with suppress(UserError):
+            summary = answer(other) if other is not None else None
+            if other is None or summary is None or summary.step_seconds >= best.summary.step_seconds:
+                continue
+            changed = {name: value for name, value in other.plan if value != getattr(candidate.job.plan, name)}
+            name, changes = f"{candidate.name}, {what}", candidate.changes | changed
+            best = Candidate(name, changes, other, summary, summary.fits_with(headroom), candidate.dropped)
+    return None if best is candidate or not best.comfortable else best
 
 
 def _wanted(job: Job, name: str, changes: Changes) -> Changes:

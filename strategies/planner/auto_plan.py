@@ -138,7 +138,7 @@ def _smallest(search: Search) -> Chosen:
 
 def _advised(job: Job) -> Chosen:
     """On nodes that are not alike, which searches do not bound: the best of what `advise` simulates."""
-    answer = advise(job, predict)
+    answer = advise(job, predict, depth=DEEPEST)
     first = answer.candidates[0]
     fitting = sum(candidate.comfortable for candidate in answer.candidates)
     why = (

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from sim.analysis.breakdown import breakdowns, busy_seconds
 from sim.program import COMPUTE, Kernel
 from sim.timeline import Timeline
 from strategies.job import Job
@@ -18,6 +19,11 @@ from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 TRIES = 4  # allotments that are played
+
+
+def balanced_by(job: Job, timeline: Timeline) -> Job | None:
+    """The job with the layers per stage that its step, played with all microbatches, asks for; None as `balanced`."""
+    return balanced(job, busy_seconds(timeline, breakdowns(timeline)), paces(job, timeline))
 
 
 def balanced(job: Job, busy: Sequence[float], pace: Sequence[float] = ()) -> Job | None:

@@ -199,4 +199,27 @@ def test_effects_act_on_them(effect: str) -> None:
 def test_advice_keeps_the_shares_of_the_jobs_own_plan() -> None:
     candidates = advise(read_job("examples/mixed-gpus.yaml"), predict, depth=2).candidates
     own = next(candidate for candidate in candidates if candidate.name == "the job's plan")
-    assert own is candidates[0]
+    assert own.job.plan.microbatches_per_replica == (9, 9, 23, 23)
+    assert own.summary.step_seconds < 1.01 * candidates[0].summary.step_seconds
+
+
+def test_advice_shares_layers_out_by_the_speed_of_the_gpus() -> None:
+    """Stages on A100 and H100: equal shares wait for the A100, which have fewer layers in the best way."""
+    plan = {"data_parallel": "zero1", "sequence": 4096, "global_batch": 32}
+    mixed = read_job(
+        None, model="llama-3.1-8b", cluster="dgx-h100", nodes=[{"count": 1, "node": "dgx-a100"}, {"count": 1}], plan=plan
+    )
+    candidates = {each.name: each for each in advise(mixed, predict, depth=2).candidates}
+    equal = candidates["TP2 × PP2 + ZeRO-1"]
+    shared = candidates["TP2 × PP2 + ZeRO-1, uneven layers"]
+    first, last = shared.job.resolve().layers
+    assert first < last
+    assert shared.summary.step_seconds < 0.85 * equal.summary.step_seconds
+    assert next(iter(candidates.values())).summary.step_seconds <= shared.summary.step_seconds
+
+
+def test_advice_there_says_nothing_of_plan_which_refuses_them() -> None:
+    options = ["advise", "--model", "llama-3.1-8b", "--cluster", MIXED, "--set", "plan.global_batch=64", "--set", "plan.tp=8"]
+    output = CliRunner().invoke(shardyard.main, options).output
+    assert "way to train" in output
+    assert "`shardyard plan`" not in output
