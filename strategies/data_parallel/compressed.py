@@ -30,7 +30,7 @@ class CompressedDDP(DDP):
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Only wider gradients that all ranks share can be compressed."""
-        if plan.ep_of_dp > 1:
+        if plan.ep_of_copies > 1:
             raise UserError(
                 f"{where}: data_parallel=ddp_fp16 does not compress gradients of experts that are spread over ep={plan.ep}"
             )

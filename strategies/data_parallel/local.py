@@ -27,7 +27,7 @@ class LocalSGD(Hook):
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Ranks that exchange tokens in every layer do not train by themselves."""
-        if plan.ep_of_dp > 1:
+        if plan.ep_of_copies > 1:
             said = f"{where}: data_parallel={plan.data_parallel} with ep={plan.ep}"
             raise UserError(f"{said} is not simulated: dp ranks that share experts cannot train by themselves")
 

@@ -41,7 +41,7 @@ class PowerSGDDDP(DDP):
     @classmethod
     def check(cls, plan: Plan, nodes: int, where: str) -> None:
         """Only gradients that all ranks share are compressed."""
-        if plan.ep_of_dp > 1:
+        if plan.ep_of_copies > 1:
             raise UserError(
                 f"{where}: data_parallel=ddp_powersgd does not compress gradients of experts that are spread over ep={plan.ep}"
             )

@@ -33,7 +33,7 @@ class ZeroRedundancyOptimizer(DDP):
         what = f"{where}: data_parallel=zero_redundancy_optimizer"
         if plan.shard is not None:
             raise UserError(f"{what} shares parameters out over all dp ranks, which shard={plan.shard} contradicts; take zero1")
-        if plan.ep_of_dp > 1:
+        if plan.ep_of_copies > 1:
             raise UserError(f"{what} has one owner of each parameter, and ep={plan.ep} spreads experts; take zero1")
 
     def shares(self, stage: Stage, state: str) -> float:

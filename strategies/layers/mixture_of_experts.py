@@ -9,10 +9,10 @@ Shazeer et al. 2017, arXiv:1701.06538. Work follows Megatron-LM's all-to-all dis
 * experts are cut by tp as an MLP is; their products are batched, one per expert, and tokens spread evenly over the experts.
   Rows per expert are rounded up for the price, not for the FLOPs.
 
-Expert parallelism (GShard, arXiv:2006.16668): the experts of a layer are spread over ep of the dp ranks. An all-to-all takes the
-copies to the ranks of their experts and another takes the results back: chosen · tokens · hidden elements each, forward and
-backward. `plan.imbalance` is what the busiest rank has relative to the mean, or with `plan.expert_spread` what it is expected to
-have: all ranks are played as if they had so much.
+Expert parallelism (GShard, arXiv:2006.16668): the experts of a layer are spread over ep of the cp·dp ranks, all cp ranks first.
+An all-to-all takes the copies to the ranks of their experts and another takes the results back: chosen · tokens · hidden elements
+each, forward and backward. `plan.imbalance` is what the busiest rank has relative to the mean, or with `plan.expert_spread` what
+it is expected to have: all ranks are played as if they had so much.
 With sequence parallelism a tp rank routes its own tokens; copies are gathered over tp before the experts and reduce-scattered
 after them. With `expert_tp: 1` experts are whole, the tp ranks are among the ep ranks, and the all-to-all takes that gather's
 place.
@@ -152,10 +152,9 @@ def _swapped(rank: RankShapes, rows: Rows, label: str, width: int) -> Items:
     experts.
     """
     plan, size = rank.resolved, rows.sent * rows.once * width * rank.model.hidden
-    if rows.whole_experts:
-        return (Collective("all_to_all", size, "ep", label, plan.algorithm, width=width, along=("tp", "ep"), sms=rows.sms),)
+    along = plan.spreading if len(plan.spreading) > 1 else ()
     inside = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
-    swap: Items = tuple(replace(item, sms=rows.sms) for item in inside if isinstance(item, Collective))
+    swap: Items = tuple(replace(item, along=along, sms=rows.sms) for item in inside if isinstance(item, Collective))
     if not plan.routed_nodes:
         return swap
     once, named = size / rows.once / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"
@@ -249,7 +248,7 @@ def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int
         temporary=rank.element * rows.held * k + fp8.copies(rows.held * n),
         shapes=((n, k),) * rows.experts + ((n,),) * (rows.experts * bias),
         replicated=replicated,
-        experts=parameters if rank.resolved.ep_of_dp > 1 else 0,
+        experts=parameters if rank.resolved.ep_of_copies > 1 else 0,
         fp8_parameters=fp8.elements,
         flops=2.0 * rank.tokens * rows.moe.chosen * inputs * outputs,
     )

@@ -18,7 +18,7 @@ def _is_alltoall(value: object) -> bool:
 
 
 class Degrees(Config):
-    """World size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
+    """World size W = tp·cp·pp·dp; the ep ranks are among the cp·dp ranks."""
 
     tp: Ranks = Field(1, description="tensor parallel degree (Megatron-LM)")
     pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
@@ -31,8 +31,8 @@ class Degrees(Config):
     )
     ep: Ranks = Field(
         1,
-        description="expert parallel degree: ranks over which the experts of a layer are spread, dp ranks, with expert_tp=1 "
-        "the tp·dp ranks (Megatron-LM's --expert-model-parallel-size)",
+        description="expert parallel degree: ranks over which the experts of a layer are spread, all cp ranks and dp ranks, with "
+        "expert_tp=1 tp ranks too (Megatron-LM's --expert-model-parallel-size)",
     )
     imbalance: float = Field(1.0, ge=1, le=MAX_GPUS, description="tokens of the busiest of the ep ranks relative to the mean")
     expert_spread: float | None = Field(
@@ -88,6 +88,16 @@ class Degrees(Config):
         return self.expert_tp == 1 and self.tp > 1
 
     @property
-    def ep_of_dp(self) -> int:
-        """How many dp ranks the experts are spread over; with whole experts the tp ranks are among the ep ranks, too."""
+    def ep_of_copies(self) -> int:
+        """How many of the cp·dp ranks, which have the same parameters, the experts are spread over; with whole experts tp ranks
+        are among the ep ranks, too.
+        """
         return self.ep // self.tp if self.whole_experts else self.ep
+
+    @property
+    def ep_of_dp(self) -> int:
+        """How many dp ranks the experts are spread over. The cp ranks come first: Megatron-Core's grid of experts has no cp
+        (megatron/core/parallel_state.py, expert_decoder_rank_generator; arXiv:2504.14960), and torchtitan's ep is
+        dp_shard_in_ep · cp (torchtitan/distributed/parallel_dims.py).
+        """
+        return max(1, self.ep_of_copies // self.cp)

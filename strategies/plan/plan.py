@@ -45,7 +45,7 @@ def _is_refused(value: object) -> bool:
 
 
 class Plan(Degrees, Computing, FineTuning):
-    """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the dp ranks."""
+    """How a model is trained. Degrees multiply: world size W = tp·cp·pp·dp; the ep ranks are among the cp·dp ranks."""
 
     other_names: ClassVar[Mapping[str, str]] = FIELDS
 

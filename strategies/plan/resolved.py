@@ -135,7 +135,7 @@ class Resolved(Plan):
     @property
     def expert_copies(self) -> int:
         """How many ranks hold the same routed experts, which differ from ep rank to ep rank."""
-        return self.copies // self.ep_of_dp
+        return self.copies // self.ep_of_copies
 
     @property
     def shards(self) -> int:
@@ -152,10 +152,10 @@ class Resolved(Plan):
         """The axes along which ranks differ that share a sharded copy."""
         if 1 < self.inner < self.dp:
             return ("dp", "replica")
-        if self.ep_of_dp == 1:
+        if self.ep_of_copies == 1:
             return self.expert_sharing
         nodes = (NODES,) if self.ep_nodes > 1 else ()
-        return (*self.expert_sharing[:-1], "ep", *nodes, "dp")
+        return (*(("cp",) if self.cp > 1 else ()), "ep", *nodes, "dp")
 
     @property
     def summing(self) -> tuple[str, ...]:
@@ -165,7 +165,13 @@ class Resolved(Plan):
     @property
     def expert_sharing(self) -> tuple[str, ...]:
         """The axes along which ranks differ that hold the same routed experts."""
-        return ("cp", "dp") if self.cp > 1 else ("dp",)
+        return ("cp", "dp") if self.cp > 1 and self.ep_of_copies == 1 else ("dp",)
+
+    @property
+    def spreading(self) -> tuple[str, ...]:
+        """The axes along which ranks differ that experts are spread over, but for nodes that tokens are sent to first."""
+        inside = (("tp",) if self.whole_experts else ()) + (("cp",) if self.cp > 1 and self.ep_of_copies > 1 else ())
+        return (*inside, "ep")
 
 
 FILLED = tuple(Resolved.__annotations__)

@@ -134,8 +134,9 @@ def _ideas(job: Job) -> Iterator[Changes]:
         yield {"sequence_parallel": True}
     if dp % 2 == 0 and 2 * plan.tp <= node:
         yield {"tp": 2 * plan.tp, "sequence_parallel": True}
-    if model.experts and dp % (2 * plan.ep_of_dp) == 0:
-        yield {"ep": 2 * plan.ep}
+    more = plan.cp if plan.cp > 1 and plan.ep_of_copies == 1 else 2
+    if model.experts and plan.cp * dp % (more * plan.ep_of_copies) == 0:
+        yield {"ep": more * plan.ep}
     if dp % 2 == 0 and 2 * plan.pp <= model.layers:
         yield {"pp": 2 * plan.pp}
 

@@ -57,20 +57,22 @@ def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
         experts = sum(part.experts for part in stage)
         replicated = sum(part.replicated for part in stage)
         dense = sum(part.parameters for part in stage) - experts - replicated
-        spread = max(1, resolved.ep_of_dp)
+        spread = max(1, resolved.ep_of_copies)
         unique = dense * resolved.tp + replicated + experts * resolved.tp * spread
         total += unique * (weight + states) + still[rank]
         ranks = grid.groups(("dp", "cp", "tp", "ep", "ep_node", "replica"), {"pp": rank}).ravel()
-        held = dense + experts + replicated
         frozen = sum(part.frozen_bytes for part in stage)
-        read[ranks] = (held * weight + frozen) / whole + held * states / sharded
+        read[ranks] = frozen / whole
+        for shards, size in ((whole, weight), (sharded, states)):  # fewer ranks share an expert
+            read[ranks] += ((dense + replicated) / shards + experts / max(1, shards // spread)) * size
         if parallel:
             write[ranks] = (unique * (weight + states) + still[rank]) / len(ranks)
         else:
             writing = ranks if whole > 1 else grid.groups(("dp", "cp", "replica"), {"pp": rank})[:, 0]
             write[writing] += still[rank] / len(writing)
             one, shared = dense + replicated / resolved.tp, ("dp", "cp", "replica")
-            for elements, axes, equal in ((one, (*shared, "ep", "ep_node"), copies), (experts, shared, copies // spread)):
+            alike = (*resolved.expert_sharing, "replica")
+            for elements, axes, equal in ((one, (*shared, "ep", "ep_node"), copies), (experts, alike, copies // spread)):
                 first = grid.groups(axes, {"pp": rank})[:, 0]  # of the ranks with equal parameters
                 write[first] += elements * (weight + (states if sharded == 1 else 0.0))
                 write[ranks] += elements * states / equal if sharded > 1 else 0.0
@@ -83,7 +85,7 @@ def _frozen(job: Job, resolved: Resolved, stages: list[list[LayerCost]]) -> list
     on_ranks = [sum(part.frozen for part in stage) for stage in stages]
     if resolved.lora is not None or not sum(on_ranks):
         return [0.0] * len(stages)
-    spread, tp = max(1, resolved.ep_of_dp), resolved.tp
+    spread, tp = max(1, resolved.ep_of_copies), resolved.tp
     trained = sum(
         (part.parameters - part.experts - part.replicated) * tp + part.replicated + part.experts * tp * spread
         for stage in stages

@@ -98,7 +98,7 @@ class _Adapter:
     def _held(self, outputs: int, inputs: int) -> dict[str, Any]:
         """Fields of an operator about its matrix."""
         copies = self.rows.experts if self.rows else 1
-        spread = copies * outputs * inputs if self.rows and self.rank.resolved.ep_of_dp > 1 else 0
+        spread = copies * outputs * inputs if self.rows and self.rank.resolved.ep_of_copies > 1 else 0
         return {"shapes": ((outputs, inputs),) * copies, "experts": spread}
 
     @property

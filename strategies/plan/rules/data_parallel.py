@@ -87,7 +87,7 @@ def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:
         yield f"{named} contradicts data_parallel={plan.data_parallel}, which {why}"
     if not plan.fused_optimizer:
         yield f"fused_optimizer=false contradicts {named}: the CPUs update in one pass"
-    if plan.ep_of_dp > 1:
+    if plan.ep_of_copies > 1:
         yield f"{named} with ep={plan.ep} is not simulated yet"
     if plan.pp > 1 and (model.tied or model.mtp):
         shared = "the tied embedding" if model.tied else f"mtp={model.mtp}"
@@ -135,7 +135,7 @@ def _deepspeed(plan: Plan, options: DeepSpeed) -> Iterator[str]:
         yield f"{said} reshard=false: stage3_max_reuse_distance says what is released"
     if plan.shard is not None:
         yield f"{said} shard={plan.shard}: DeepSpeed shards over all ranks"
-    if plan.ep_of_dp > 1:
+    if plan.ep_of_copies > 1:
         yield f"{said} ep={plan.ep} is not simulated yet"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -51,11 +52,17 @@ def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:
         yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
     if whole_experts and ep % plan.tp:
         yield f"ep={ep} with expert_tp=1 must be a multiple of tp={plan.tp}: a part of the tp ranks as ep ranks is not simulated"
-    ranks = f"tp·dp = {plan.tp}·{dp} = {plan.tp * dp} ranks" if whole_experts else f"dp={dp}"
-    for count, what in ((moe.experts, f"{moe.experts} experts"), (plan.tp * dp if whole_experts else dp, ranks)):
+    elif plan.ep_of_copies > 1 and plan.ep_of_copies % plan.cp:
+        least = plan.cp * plan.tp if whole_experts else plan.cp
+        yield f"ep={ep} with cp={plan.cp} must be a multiple of {least}: a part of the cp ranks as ep ranks is not simulated"
+    degrees = {"tp": plan.tp if whole_experts else 1, "cp": plan.cp, "dp": dp}
+    axes = [axis for axis, degree in degrees.items() if degree > 1 or axis == "dp"]
+    every = math.prod(degrees.values())
+    ranks = f"{'·'.join(axes)} = {'·'.join(str(degrees[axis]) for axis in axes)} = {every} ranks" if axes[1:] else f"dp={dp}"
+    for count, what in ((moe.experts, f"{moe.experts} experts"), (every, ranks)):
         if count % ep:
             yield f"ep={ep} does not divide {what}: {count} % {ep} = {count % ep}"
-    if plan.shard and plan.ep_of_dp > 1:
+    if plan.shard and plan.ep_of_copies > 1:
         yield f"shard={plan.shard} with ep={ep} is not simulated yet"
 
 
@@ -78,6 +85,8 @@ def _nodes(moe: Experts | None, plan: Plan) -> Iterator[str]:
         return
     if plan.ep % plan.ep_nodes:
         yield f"ep_nodes={plan.ep_nodes} does not divide ep={plan.ep}"
+    elif plan.ep_of_dp % plan.ep_nodes:
+        yield f"ep_nodes={plan.ep_nodes} does not divide ep/cp = {plan.ep_of_dp}: cp ranks on several nodes are not simulated"
     if plan.whole_experts:
         yield f"ep_nodes={plan.ep_nodes} with expert_tp=1 is not simulated yet"
     most = min(moe.chosen if moe else 1, plan.ep_nodes)

@@ -31,7 +31,7 @@ class Crossings:
         """(dense, experts) of all groups of the node one after the other, (dense, experts) of the quickest group alone."""
         grid = plan.grid
         dense, experts = self._find(grid, plan.sharing), (0.0, 0.0)
-        if plan.ep_of_dp > 1:
+        if plan.ep_of_copies > 1:
             experts = self._find(grid, plan.expert_sharing)
         return dense[0], experts[0], dense[1], experts[1]
 

@@ -70,7 +70,7 @@ def _shared(plan: Resolved) -> tuple[float, ...]:
 
 
 def _ranks(plan: Resolved) -> tuple[float, ...]:
-    return plan.ep_of_dp, plan.grid.communicators
+    return plan.ep_of_copies, plan.grid.communicators
 
 
 def _always(plan: Resolved) -> tuple[float, ...]:

@@ -25,6 +25,7 @@ PLANS = [
     {"tp": 4, "cp": 2, "data_parallel": "zero2"},
     {"pp": 2, "schedule": "chimera", "accumulation": 4},
     {"tp": 2, "ep": 8, "data_parallel": "zero1", "sequence_parallel": True},
+    {"cp": 2, "ep": 8, "data_parallel": "zero1"},
 ]
 
 
@@ -64,6 +65,18 @@ def test_reading_needs_whole_weights_on_every_rank_and_a_shard_of_the_states() -
     asked = job({"data_parallel": "zero1"})
     psi = asked.model.parameters
     assert list(checkpoint_size(asked).read) == pytest.approx([8 * (2 * psi + 12 * psi / 32)] * 4, rel=1e-3)
+
+
+@pytest.mark.parametrize(("hook", "weights"), [("zero1", (32, 4)), ("zero3", (1, 1))])
+@pytest.mark.parametrize("cp", [1, 2])
+def test_states_of_experts_are_shared_by_fewer_ranks(hook: str, weights: tuple[int, int], cp: int) -> None:
+    """Mixtral on 32 GPUs, 8 of which have one expert of each layer each: 12 bytes of states of everything are read once, and 2 of
+    weights once too (zero3), or of experts by 4 and of the rest by 32 GPUs.
+    """
+    asked = job({"ep": 8, "cp": cp, "data_parallel": hook}, "mixtral-8x7b")
+    experts, (all_ranks, alike) = 32 * 8 * 3 * 4096 * 14336, weights
+    dense = asked.model.parameters - experts
+    assert checkpoint_size(asked).read.sum() == pytest.approx(12 * (dense + experts) + 2 * (all_ranks * dense + alike * experts))
 
 
 def test_bloom_and_mt_nlg() -> None:
