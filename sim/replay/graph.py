@@ -35,6 +35,14 @@ class Times(NamedTuple):
     end: Floats
 
 
+class Late(NamedTuple):
+    """Ops that start and end at the soonest at these times, shapes (ops,) and (ops, samples)."""
+
+    ops: Integers
+    start: Floats
+    end: Floats
+
+
 class _Batch(NamedTuple):
     """Rendezvous of one level with equally many waits; ops and waits lie next to each other in the order of evaluation."""
 
@@ -57,29 +65,60 @@ class Graph:
         awaited, waiting = np.append(awaited, np.full(len(idle), count)), np.append(waiting, idle)
         waits = np.bincount(meeting[waiting], minlength=len(levels))
         by_batch = np.lexsort((waits, levels))
-        meeting, waits, levels = np.argsort(by_batch)[meeting], waits[by_batch], levels[by_batch]
+        meeting, waits, levels = _inverse(by_batch)[meeting], waits[by_batch], levels[by_batch]
         self.count = count
         self._order = np.argsort(meeting, kind="stable")
-        self._place = np.argsort(self._order)
+        self._place = _inverse(self._order)
         starts = np.flatnonzero(np.diff(levels, prepend=-1) | np.diff(waits, prepend=-1))  # first rendezvous of each batch
         by_place = _by_batch(meeting[waiting], waits, starts)
         self._waiting, self._awaited = waiting[by_place], np.append(self._place, count)[awaited[by_place]]
         self._batches = _sliced(meeting[self._order], waits, np.append(starts, len(levels)))
 
-    def times(self, durations: ArrayLike, delays: ArrayLike | None = None) -> Times:
-        """Start and end of every op. Shape of durations: (ops, *samples); delays have that shape, or (ops,)."""
+    def times(
+        self,
+        durations: ArrayLike,
+        delays: ArrayLike | None = None,
+        soonest: tuple[ArrayLike, ArrayLike] | None = None,
+    ) -> Times:
+        """Start and end of every op. Shape of durations: (ops, *samples); delays have that shape, or (ops,). soonest: by op, when
+        it starts and ends at the soonest.
+        """
         lasting = np.asarray(durations, np.float64)[self._order]
         samples = lasting.shape[1:]
         start, end = np.empty_like(lasting), np.zeros((self.count + 1, *samples))
         late = None if delays is None else _with_axes(delays, lasting.ndim)[self._waiting]
+        begin, over = (None, None) if soonest is None else (_with_axes(each, lasting.ndim)[self._order] for each in soonest)
         for ops, waits, size, joined in self._batches:
             ready = end[self._awaited[waits]]
             if late is not None:
                 ready += late[waits]
             met = ready.reshape(-1, size, *samples).max(axis=0)
+            if begin is not None:
+                _no_sooner(met, begin[ops], joined)
             start[ops] = met if joined is None else met[joined]
             np.add(start[ops], lasting[ops], out=end[ops])
+            if over is not None:
+                np.maximum(end[ops], over[ops], out=end[ops])
         return Times(start[self._place], end[self._place])
+
+    def ends(self, of: Integers, table: Floats, row: Integers, late: Late) -> Floats:
+        """When ops number `of` end, shape (ops, samples), if each op lasts `table[row]`; only the ends of all ops are held."""
+        row, place = row[self._order], self._place[late.ops]
+        by_place = np.argsort(place)
+        place, soonest, over = place[by_place], late.start[by_place], late.end[by_place]
+        bounds = np.searchsorted(place, [batch.ops.start for batch in self._batches] + [self.count]).tolist()
+        end = np.zeros((self.count + 1, table.shape[1]))
+        for (ops, waits, size, joined), first, last in zip(self._batches, bounds, bounds[1:], strict=False):
+            met = end[self._awaited[waits]]
+            if len(met) > size:
+                met = met.reshape(-1, size, table.shape[1]).max(axis=0)
+            if first < last:
+                mine = place[first:last] - ops.start
+                np.maximum.at(met, mine if joined is None else joined[mine], soonest[first:last, None])
+            np.add(met if joined is None else met[joined], table[row[ops]], out=end[ops])
+            if first < last:
+                end[place[first:last]] = np.maximum(end[place[first:last]], over[first:last])
+        return end[self._place[of]]
 
     def ready(self, ends: ArrayLike) -> Floats:
         """When each op is ready, without delays, if ops end at `ends`: the latest end that it waits for, or 0."""
@@ -88,6 +127,21 @@ class Graph:
         result = np.zeros_like(given)
         np.maximum.at(result, self._waiting, end[self._awaited])
         return result
+
+
+def _no_sooner(met: Floats, soonest: Floats, joined: Integers | None) -> None:
+    """Let rendezvous begin when the last of their ops may. joined: the rendezvous of each op; None: its own."""
+    if joined is None:
+        np.maximum(met, soonest, out=met)
+    else:
+        np.maximum.at(met, joined, soonest)
+
+
+def _inverse(order: Integers) -> Integers:
+    """The place of each number in a permutation."""
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return place
 
 
 def _numbered(count: int, rendezvous: ArrayLike | None) -> Integers:
@@ -122,7 +176,11 @@ def _freed(ready: Integers, first: Integers, followers: Integers, missing: Integ
     low, lengths = first[ready], first[ready + 1] - first[ready]
     after = followers[np.arange(lengths.sum()) + np.repeat(low - (np.cumsum(lengths) - lengths), lengths)]
     np.subtract.at(missing, after, 1)
-    return np.unique(after[missing[after] == 0])
+    done = after[missing[after] == 0]
+    missing[done] = -1 - np.arange(len(done))  # each is there as often as it waits: its last place is kept
+    last: NDArray[np.bool_] = missing[done] == -1 - np.arange(len(done))
+    freed: Integers = done[last]
+    return freed
 
 
 def _freed_in_a_loop(ready: Integers, first: Integers, followers: Integers, missing: Integers) -> Integers:
@@ -138,10 +196,14 @@ def _freed_in_a_loop(ready: Integers, first: Integers, followers: Integers, miss
 def _by_batch(waiting: Integers, waits: Integers, starts: Integers) -> Integers:
     """Waits in the order of evaluation, given the rendezvous that waits: batch by batch, first waits before second ones."""
     by_rendezvous = np.argsort(waiting, kind="stable")
-    nth = np.empty(len(waiting), np.int64)
-    nth[by_rendezvous] = np.arange(len(waiting)) - np.repeat(np.cumsum(waits) - waits, waits)
-    batch = np.searchsorted(starts, waiting, side="right")
-    return np.lexsort((waiting, nth, batch))
+    nth = np.arange(len(waiting)) - np.repeat(np.cumsum(waits) - waits, waits)
+    bounds = np.append(starts, len(waits))
+    size = np.repeat(np.diff(bounds), np.diff(bounds))  # rendezvous of the batch of each rendezvous
+    first = (np.cumsum(waits) - waits)[np.repeat(starts, np.diff(bounds))]  # the first wait of its batch
+    place = np.repeat(first + np.arange(len(waits)) - np.repeat(starts, np.diff(bounds)), waits) + nth * np.repeat(size, waits)
+    result = np.empty_like(by_rendezvous)
+    result[place] = by_rendezvous
+    return result
 
 
 def _sliced(meeting: Integers, waits: Integers, bounds: Integers) -> list[_Batch]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sim.replay.graph import NARROW, CycleError, Graph
+from sim.replay.graph import NARROW, CycleError, Graph, Late
 
 
 def test_a_chain_adds_up() -> None:
@@ -84,3 +84,15 @@ def test_random_graphs_are_as_a_plain_loop_has_them(width: int) -> None:
     times = Graph(count, place[list(before)], place[list(after)], meeting[order]).times(durations[order], delays[order])
     assert (times.start[place] == start).all()
     assert (times.end[place] == end).all()
+
+
+def test_ops_start_and_end_no_sooner_than_is_said() -> None:
+    # op 1 starts at 3 at the soonest, and op 3, which waits for it, ends at 9 at the soonest; ops 1 and 4 meet
+    graph = Graph(5, [0, 1, 1], [1, 2, 3], [-1, 0, -1, -1, 0])
+    soonest = [0.0, 3.0, 0.0, 0.0, 4.0], [0.0, 0.0, 0.0, 9.0, 0.0]
+    times = graph.times([1.0, 1.0, 1.0, 1.0, 2.0], soonest=soonest)
+    assert times.start.tolist() == [0, 4, 5, 5, 4]
+    assert times.end.tolist() == [1, 5, 6, 9, 6]
+    late = Late(np.array([1, 3, 4]), np.array([3.0, 0.0, 4.0]), np.array([[0.0], [9.0], [0.0]]))
+    table = np.array([[1.0], [2.0]])
+    assert graph.ends(np.arange(5), table, np.array([0, 0, 0, 0, 1]), late).ravel().tolist() == [1, 5, 6, 9, 6]
