@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from strategies.schedules import schedule
-from strategies.schedules.order import Action
+from strategies.schedules.order import Action, passes
 
 
 @schedule("gpipe")
 def gpipe(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """All forwards, then all backwards, both in order."""
-    for kind in "FB":
-        for microbatch in range(microbatches):
-            yield Action(kind, microbatch)
+    return chain(passes("F", microbatches), passes("B", microbatches))
 
 
 @schedule("looped-bfs", chunks=None)

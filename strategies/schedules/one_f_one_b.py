@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 from strategies.schedules import schedule
-from strategies.schedules.order import Action
+from strategies.schedules.order import Action, passes
 
 
 @schedule("1f1b")
 def one_f_one_b(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Warm up with ranks − rank − 1 forwards, then alternate one forward and one backward, then drain."""
     warm_up = min(ranks - rank - 1, microbatches)
-    for microbatch in range(warm_up):
-        yield Action("F", microbatch)
-    for microbatch in range(warm_up, microbatches):
-        yield Action("F", microbatch)
-        yield Action("B", microbatch - warm_up)
-    for microbatch in range(microbatches - warm_up, microbatches):
-        yield Action("B", microbatch)
+    forward, backward = passes("F", microbatches), passes("B", microbatches)
+    turns = chain.from_iterable(zip(forward[warm_up:], backward, strict=False))
+    return chain(forward[:warm_up], turns, backward[microbatches - warm_up :])

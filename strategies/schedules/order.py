@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Integers = NDArray[np.int64]
 
 
 class Action(NamedTuple):
@@ -19,6 +25,49 @@ class Action(NamedTuple):
     microbatch: int
     chunk: int = 0
     beside: bool = False
+
+
+KINDS = {"F": 0, "B": 1, "I": 2, "W": 3}  # of passes
+
+
+class OrderColumns(NamedTuple):
+    """The passes of an order: their numbers in KINDS, microbatches and chunks, and which are `beside` the next."""
+
+    kind: Integers
+    microbatch: Integers
+    chunk: Integers
+    beside: NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, order: Sequence[Action]) -> OrderColumns | None:
+        """Those of an order; None where it has others than KINDS."""
+        kinds, *others = zip(*order, strict=True) if order else ((), (), (), ())
+        kind = np.array([KINDS.get(each, -1) for each in kinds], np.int64)
+        if (kind < 0).any():
+            return None
+        types = (np.int64, np.int64, np.bool_)
+        return cls(kind, *(np.array(column, each) for column, each in zip(others, types, strict=True)))
+
+    def is_plain(self, microbatches: int, chunks: int) -> bool:
+        """Whether no pass is beside another, repeated, unknown, or earlier than what it needs of the same chunk."""
+        inside = (self.microbatch >= 0) & (self.microbatch < microbatches) & (self.chunk >= 0) & (self.chunk < chunks)
+        if self.beside.any() or not inside.all():
+            return False
+        place = np.full((len(KINDS), microbatches, chunks), -1)
+        place[self.kind, self.microbatch, self.chunk] = np.arange(len(self.kind))
+        forward, whole, first, second = place
+        if (place >= 0).sum() < len(self.kind) or ((whole >= 0) & (first >= 0)).any():
+            return False
+        return all(
+            ((later < 0) | ((earlier >= 0) & (earlier < later))).all()
+            for earlier, later in ((forward, whole), (forward, first), (first, second))
+        )
+
+
+@lru_cache(maxsize=64)
+def passes(kind: str, microbatches: int, chunk: int = 0) -> tuple[Action, ...]:
+    """A pass of every microbatch in order: the same objects for all ranks."""
+    return tuple(Action(kind, microbatch, chunk) for microbatch in range(microbatches))
 
 
 Order = Callable[[int, int, int, int], Iterator[Action]]
