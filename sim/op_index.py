@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.op_columns import RepeatedCohort
 from sim.program import CACHED, COMPUTE, MEMORY_KINDS, Block, Cohort, Memory, Op, Send, Work
 from sim.remembered import remembered
 
@@ -57,7 +58,7 @@ class MemoryChanges(NamedTuple):
 
 
 class Worked(NamedTuple):
-    """A distinct piece of work in the step: the last op that does it, its number, and all that do it."""
+    """A distinct piece of work in the step: an op that does it, the number of the last, and all that do it."""
 
     number: int
     op: Op
@@ -71,14 +72,13 @@ class OpIndex:
     """
 
     def __init__(self, cohort: Cohort) -> None:
-        first, last = cohort.steady or (0, len(cohort.ops))
+        first, last = cohort.steady or (0, cohort.count)
         works: dict[Work, list[int]] = {}
         transfers: dict[tuple[str, int | None], list[int]] = {}
         inline: dict[str, list[int]] = {}
         holdings: dict[tuple[Memory, Memory, bool], list[int]] = {}
         compute: list[int] = []
-        for numbers in _alike(cohort.ops):
-            op = cohort.ops[numbers[0]]
+        for op, numbers in _alike(cohort):
             work, steady = op.work, [number for number in numbers if first <= number < last] if cohort.steady else numbers
             if steady:
                 works.setdefault(work, []).extend(steady)
@@ -92,9 +92,9 @@ class OpIndex:
                 updates = isinstance(work, Block) and work.name == UPDATE
                 holdings.setdefault((op.allocate, op.free, updates), []).extend(numbers)
         self.compute = _in_order(compute)
-        self.works = [Worked(int(ops[-1]), cohort.ops[ops[-1]], ops) for ops in map(_in_order, works.values())]
+        self.works = [Worked(int(ops[-1]), cohort.like(int(ops[-1])), ops) for ops in map(_in_order, works.values())]
         self.blocks = [each for each in self.works if isinstance(each.op.work, Block)]
-        self.block = np.full(len(cohort.ops), -1)
+        self.block = np.full(cohort.count, -1)
         for number, (_, _, ops) in enumerate(self.blocks):
             self.block[ops] = number
         self.ops = np.concatenate([ops for _, _, ops in self.works]) if self.works else np.empty(0, np.int64)
@@ -104,21 +104,39 @@ class OpIndex:
         self.memory = MemoryChanges.of(cohort.resident, holdings)
 
 
-def _alike(ops: list[Op]) -> Iterable[list[int]]:
-    """Numbers of ops that do the same on the same stream, and take and give back the same objects."""
+def _alike(cohort: Cohort) -> Iterator[tuple[Op, list[int]]]:
+    """Ops that do the same on the same stream, and take and give back the same objects: one of them, and their numbers."""
+    if isinstance(cohort, RepeatedCohort):
+        for op, numbers in zip(cohort.columns.kinds, cohort.columns.by_kind(), strict=True):
+            yield op, numbers.tolist()
+        return
     groups: dict[Hashable, list[int]] = {}
-    for number, op in enumerate(ops):
+    for number, op in enumerate(cohort.ops):
         key = op.work, op.stream, id(op.allocate), id(op.free)
         group = groups.get(key)
         if group is None:
             groups[key] = [number]
         else:
             group.append(number)
-    return groups.values()
+    for same in groups.values():
+        yield cohort.ops[same[0]], same
 
 
 def _in_order(numbers: list[int]) -> Integers:
     return np.array(sorted(numbers), np.int64)
+
+
+@remembered
+def by_stream(cohort: Cohort) -> dict[str, Integers]:
+    """Numbers of the ops of each stream of a cohort to which no ops are added any more."""
+    result: dict[str, list[int]] = {}
+    if not isinstance(cohort, RepeatedCohort):
+        for number, op in enumerate(cohort.ops):
+            result.setdefault(op.stream, []).append(number)
+    else:
+        for op, numbers in zip(cohort.kinds, cohort.columns.by_kind(), strict=True):
+            result.setdefault(op.stream, []).extend(numbers.tolist())
+    return {stream: _in_order(numbers) for stream, numbers in result.items()}
 
 
 @remembered

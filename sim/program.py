@@ -254,6 +254,24 @@ class Cohort:
     passes: list[int] = field(default_factory=list, compare=False)  # where the ops of each pass of its schedule begin
     allotment: int = 0  # which of its ranks run this program, where not all have as many microbatches: see `Program`
 
+    @property
+    def count(self) -> int:
+        """How many ops there are."""
+        return len(self.ops)
+
+    @property
+    def kinds(self) -> list[Op]:
+        """Ops of which all others differ in their microbatch and in what they wait for only."""
+        return self.ops
+
+    def waits(self, number: int) -> tuple[Ref, ...]:
+        """What op `number` waits for."""
+        return self.ops[number].after
+
+    def like(self, number: int) -> Op:
+        """An op that does what op `number` does, for whatever microbatch."""
+        return self.ops[number]
+
     def add(self, op: Op) -> int:
         """Append `op` to the program; returns its number in the cohort."""
         self.ops.append(op)

@@ -17,6 +17,7 @@ from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import load_profile, profile_for, serves
 from sim.pricing.transports import carried
 from strategies.lowering.lower import lower
+from strategies.lowering.repeated import lowered
 from strategies.schedules import passes_of_period, schedules
 from topologies.reading import UserError
 
@@ -145,7 +146,7 @@ def _played(job: Job, resolved: Resolved, prices: Prices, microbatches: int | No
 def program_of(model: Model, resolved: Resolved, microbatches: int | None = None) -> Program:
     """The program of a plan, by default with all of its microbatches."""
     passes = (microbatches or resolved.microbatches) * resolved.pp * resolved.chunks
-    return (programs if passes <= KEPT else lower)(model, resolved, microbatches)
+    return (programs if passes <= KEPT else lowered)(model, resolved, microbatches)
 
 
 @lru_cache(maxsize=16)

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from sim.op_columns import RepeatedCohort
 from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.transfers.transfer_cost import TransferCost
@@ -155,7 +156,7 @@ def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:
     hosted = {number: timeline.start[number] for number in begun if isinstance(timeline.cost[number], TransferCost)}
     for place, (own, number) in enumerate(zip(lane.tolist(), numbers.tolist(), strict=True)) if hosted else ():
         base, cohort = timeline.offset[own], timeline.lanes[own].cohort
-        after = timeline.program.cohorts[cohort].ops[number - base].after
+        after = timeline.program.cohorts[cohort].waits(number - base)
         result[place] = max(hosted.get(each, 0.0) for each in (number, *(base + ref.op for ref in after if ref.cohort == cohort)))
     return result
 
@@ -163,11 +164,25 @@ def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:
 @remembered
 def _between_stages(program: Program) -> list[NDArray[np.bool_]]:
     """By cohort, of each op of its compute stream in the step, whether it waits for other stages."""
-    numbers = [op_index(cohort).compute.tolist() for cohort in program.cohorts]
-    return [
-        np.array([_waits_for_stages(program, cohort, program.cohorts[cohort].ops[number]) for number in own], bool)
-        for cohort, own in enumerate(numbers)
-    ]
+    numbers = [op_index(cohort).compute for cohort in program.cohorts]
+    result = []
+    for number, (cohort, own) in enumerate(zip(program.cohorts, numbers, strict=True)):
+        if isinstance(cohort, RepeatedCohort):
+            result.append(_waiting_for_stages(number, cohort)[own])
+        else:
+            result.append(np.array([_waits_for_stages(program, number, cohort.ops[each]) for each in own.tolist()], bool))
+    return result
+
+
+def _waiting_for_stages(number: int, cohort: RepeatedCohort) -> NDArray[np.bool_]:
+    """By op, what `_waits_for_stages` says."""
+    columns = cohort.columns
+    met = np.array([isinstance(op.work, Collective) and op.work.cohorts is not None for op in columns.kinds])
+    others = columns.cohort != number
+    others[~others] = met[columns.kind[columns.awaited[~others]]]
+    result = np.zeros(len(columns.kind), bool)
+    result[columns.waiting[others]] = True
+    return result
 
 
 def _waits_for_stages(program: Program, cohort: int, op: Op) -> bool:
@@ -180,30 +195,43 @@ def _waits_for_stages(program: Program, cohort: int, op: Op) -> bool:
 
 
 def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) -> None:
-    """Add idle times to the axes whose transfers went on then, the rest to their reasons. every: the components of each lane."""
+    """Add idle times to the axes whose transfers went on then, the rest to their reasons; of several transfers the first of AXES
+    counts. every: the components of each lane.
+    """
     lane, since, until, times, reason = idle
-    begun, ended = (
-        _through(incoming.lane, incoming.start, lane, until, "left"),
-        _through(incoming.lane, incoming.end[np.lexsort((incoming.end, incoming.lane))], lane, since, "right"),
-    )
-    late = incoming.lane[1:][(np.diff(incoming.lane) == 0) & (np.diff(incoming.end) < 0)]
-    ordered = ~np.isin(lane, late)  # transfers of its lane end in the order in which they start
-    alone = (begun - ended == 1) & ordered
-    place, shown = begun[alone] - 1, np.zeros(len(lane))  # it is the last that has begun
-    shown[alone] = np.minimum(incoming.end[place], until[alone]) - np.maximum(incoming.start[place], since[alone])
-    few = alone | (begun == ended)
-    _add(every, EXPOSED, lane[alone], incoming.axis[place], (times * shown)[alone])
-    _add(every, IDLE, lane[few], reason[few], (times * (until - since - shown))[few])
-    several = np.flatnonzero(~few)
-    every_transfer = list(zip(incoming.start.tolist(), incoming.end.tolist(), incoming.axis.tolist(), strict=True))
-    of_lane = np.searchsorted(incoming.lane, lane)  # the first there
-    columns = (
-        column[several].tolist() for column in (lane, since, until, times, reason, np.where(ordered, ended, of_lane), begun)
-    )
-    for own, start, end, count, why, first, last in zip(*columns, strict=True):
-        there = np.flatnonzero(incoming.end[first:last] > start).tolist()
-        during = [every_transfer[first + number] for number in there]
-        _share_out(every[own], start, end, count, IDLE[why], during)
+    shown = np.zeros(len(lane))  # of idle times, in which transfers went on
+    for axis in np.unique(incoming.axis).tolist():
+        mine = incoming.axis <= axis
+        covered = _covered(Transfers(*(column[mine] for column in incoming)), idle)
+        _add(every, EXPOSED, lane, np.full(len(lane), axis), times * (covered - shown))
+        shown = covered
+    _add(every, IDLE, lane, reason, times * (until - since - shown))
+
+
+def _covered(transfers: Transfers, idle: Idle) -> Floats:
+    """For how long of each idle time any of `transfers` goes on."""
+    lane, start, end = _stretches_of(transfers)
+    begun, over = (_through(lane, start, idle.lane, times, "left") for times in (idle.since, idle.until))
+    lane, start, end = np.append(lane, -1), np.append(start, 0.0), np.append(end, 0.0)
+    first, last = begun - 1, over - 1  # the last that has begun when an idle time begins, and before it ends
+    stop, late = np.minimum(end[last], idle.until), np.maximum(start[last], idle.since)
+    seconds = np.where(lane[last] == idle.lane, (stop - late).clip(min=0.0), 0.0)
+    more = np.flatnonzero((first < last) & (lane[first] == idle.lane))
+    seconds[more] += (end[first[more]] - idle.since[more]).clip(min=0.0)
+    between = np.flatnonzero(begun < last)
+    if len(between):
+        seconds[between] += np.add.reduceat(end - start, np.array((begun[between], last[between])).T.ravel())[::2]
+    return seconds
+
+
+def _stretches_of(transfers: Transfers) -> tuple[Numbers, Floats, Floats]:
+    """When any transfer of a lane goes on, stretch by stretch: lanes, from when, until when."""
+    lane, start = transfers.lane, transfers.start
+    end = np.empty_like(transfers.end)  # of all transfers of the lane up to each
+    for bounds in pairwise(np.searchsorted(lane, np.arange(int(lane.max()) + 2)).tolist()):
+        np.maximum.accumulate(transfers.end[slice(*bounds)], out=end[slice(*bounds)])
+    apart = np.flatnonzero((np.diff(lane, prepend=-1) > 0) | (start > np.append(-np.inf, end[:-1])))  # where others end before
+    return lane[apart], start[apart], end[np.append(apart[1:], len(end)) - 1]
 
 
 def _through(lanes: Numbers, sorted_times: Floats, lane: Numbers, times: Floats, side: Literal["left", "right"]) -> Numbers:
@@ -222,16 +250,6 @@ def _add(every: list[dict[str, float]], names: tuple[str, ...], lane: Numbers, p
     for parts, own in zip(every, table.tolist(), strict=True):
         for name, each in zip(names, own, strict=True):
             parts[name] += each
-
-
-def _share_out(
-    parts: dict[str, float], since: float, until: float, times: float, reason: str, during: list[tuple[float, float, int]]
-) -> None:
-    """Add `times` an idle time in which several transfers go on: to the first of their axes at each moment."""
-    moments = {since, until, *(max(start, since) for start, _, _ in during), *(min(end, until) for _, end, _ in during)}
-    for left, right in pairwise(sorted(moments)):
-        axes = [axis for start, end, axis in during if start <= left and end >= right]
-        parts[EXPOSED[min(axes)] if axes else reason] += times * (right - left)
 
 
 def _add_busy(every: list[dict[str, float]], timeline: Timeline, lane: Numbers, numbers: Numbers) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, cast
@@ -11,8 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.op_index import KINDS, op_index
-from sim.program import MEMORY_KINDS, Op
+from sim.program import MEMORY_KINDS, Cohort
 from sim.timeline import Timeline, op_label
+
+TOGETHER = 100_000  # changes of ledgers that are played at once
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,7 @@ class Ledger:
 
     times: NDArray[np.float64]
     held: NDArray[np.float64]
-    ops: list[Op]  # of the lane's cohort
+    cohort: Cohort
     during: NDArray[np.int64]  # (t,) number of the op that caused each change; −1: resident
     updating: NDArray[np.float64]  # (t,) bytes of `held` that an update has allocated
     cached: NDArray[np.float64]  # (t,) bytes besides `held` in unused blocks
@@ -60,7 +62,7 @@ class Ledger:
     def when(self) -> tuple[float, str]:
         """Time of the peak and the op that caused it."""
         op = int(self.during[self._moment])
-        return float(self.times[self._moment]), "resident" if op < 0 else op_label(self.ops[op])
+        return float(self.times[self._moment]), "resident" if op < 0 else op_label(self.cohort.like(op))
 
 
 class Peak(NamedTuple):
@@ -81,13 +83,13 @@ class Peak(NamedTuple):
 def peak(timeline: Timeline, lane: int) -> Peak:
     """The peak of a lane, which is kept with the timeline."""
     if lane not in timeline.peaks:
-        timeline.peaks |= dict(enumerate(map(Peak.of, ledgers(timeline, range(len(timeline.lanes))))))
+        timeline.peaks |= dict(enumerate(map(Peak.of, every_ledger(timeline))))
     return cast(Peak, timeline.peaks[lane])
 
 
 def holds_the_same(timeline: Timeline, before: float, after: float) -> bool:
     """Whether all lanes hold at one moment what they hold at another, before what begins or ends then. Peaks are kept."""
-    for lane, book in enumerate(ledgers(timeline, range(len(timeline.lanes)))):
+    for lane, book in enumerate(every_ledger(timeline)):
         timeline.peaks[lane] = Peak.of(book)
         first, second = (np.searchsorted(book.times, (before, after)) - 1).tolist()
         if (book.held[first] != book.held[second]).any() or book.cached[first] != book.cached[second]:
@@ -98,6 +100,13 @@ def holds_the_same(timeline: Timeline, before: float, after: float) -> bool:
 def ledger(timeline: Timeline, lane: int) -> Ledger:
     """The ledger of a lane."""
     return ledgers(timeline, (lane,))[0]
+
+
+def every_ledger(timeline: Timeline) -> Iterator[Ledger]:
+    """The ledgers of all lanes, some of them at a time."""
+    changes = np.cumsum([len(op_index(timeline.cohort(lane)).memory.ops) for lane in range(len(timeline.lanes))]) // TOGETHER
+    for lanes in np.split(np.arange(len(changes)), np.flatnonzero(np.diff(changes)) + 1):
+        yield from ledgers(timeline, lanes.tolist())
 
 
 def ledgers(timeline: Timeline, lanes: Sequence[int]) -> list[Ledger]:
@@ -119,9 +128,7 @@ def ledgers(timeline: Timeline, lanes: Sequence[int]) -> list[Ledger]:
     for lane, *edges in zip(lanes, bounds.tolist(), bounds[1:].tolist(), strict=False):
         every = slice(*edges)
         held = change[every].cumsum(axis=0)
-        result.append(
-            Ledger(time[every], held[:, :-1], timeline.cohort(lane).ops, op[every], updated[every].cumsum(), held[:, -1])
-        )
+        result.append(Ledger(time[every], held[:, :-1], timeline.cohort(lane), op[every], updated[every].cumsum(), held[:, -1]))
     return result
 
 

@@ -19,6 +19,7 @@ launches, too, have to move by T.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 
 import numpy as np
@@ -27,6 +28,8 @@ from numpy.typing import NDArray
 from sim.analysis.memory import holds_the_same
 from sim.analysis.repetition import PassesOfPeriod, Repetitions
 from sim.clock import TICKS
+from sim.op_columns import RepeatedCohort
+from sim.op_index import by_stream, op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import COMPUTE
 from sim.timeline import Period, Resumption, Timeline
@@ -59,8 +62,10 @@ def settles_after(timeline: Timeline) -> int | None:
 
 def _starts(timeline: Timeline) -> Floats:
     """When the microbatches of the first lane's first chunk begin."""
-    ops, begin = timeline.cohort(0).ops, dict[int, float]()
-    for op, start in zip(ops, timeline.start[: len(ops)], strict=True):
+    cohort, begin = timeline.cohort(0), dict[int, float]()
+    if isinstance(cohort, RepeatedCohort):
+        return timeline.starts[cohort.columns.first_of_microbatches()]
+    for op, start in zip(cohort.ops, timeline.start[: cohort.count], strict=True):
         if op.stream == COMPUTE and op.microbatch >= 0 and op.chunk <= 0:
             begin.setdefault(op.microbatch, start)
     return np.array(list(begin.values()))
@@ -89,7 +94,7 @@ class _Columns:
         self.timeline, self.repetitions = timeline, repetitions
         self.start, self.end, self.launched = timeline.starts, timeline.ends, np.array(timeline.launched)
         self.repetition = [repetitions.every[lane.cohort] for lane in timeline.lanes]
-        sizes = [len(timeline.cohort(number).ops) for number in range(len(timeline.lanes))]
+        sizes = [timeline.cohort(number).count for number in range(len(timeline.lanes))]
         self.more = np.repeat([each.more for each in self.repetition], sizes)
         place = np.arange(len(self.more)) - np.repeat(timeline.offset, sizes)
         self.first, self.last = place < self.more, place >= np.repeat(sizes, sizes) - self.more
@@ -101,7 +106,7 @@ class _Columns:
     def part(self, lane: int) -> slice:
         """The ops of a lane."""
         first = self.timeline.offset[lane]
-        return slice(first, first + len(self.timeline.cohort(lane).ops))
+        return slice(first, first + self.timeline.cohort(lane).count)
 
     def is_period_later(self, flags: Flags, earlier: Flags) -> bool:
         """Whether the ops of `flags` are, on each lane, those of a whole period and, each a period later, those of `earlier`."""
@@ -111,18 +116,17 @@ class _Columns:
     def soonest(self, number: int) -> float:
         """The soonest that an op of a lane begins that the played step or one of a period more does not have there."""
         cohort, offset = self.timeline.lanes[number].cohort, self.timeline.offset
-        ops, (more, _, end) = self.timeline.cohort(number).ops, self.repetition[number]
+        own, (more, _, end) = self.timeline.cohort(number), self.repetition[number]
         place, ends = number - self.of_cohort[cohort][0], self.timeline.end
-        ended = {op.stream: time for op, time in zip(ops[:end], ends[offset[number] : offset[number] + end], strict=True)}
         soonest = float(self.start[self.part(number)][end:].min(initial=np.inf))
-        begun = set[str]()
-        for index in range(end - more, len(ops)):  # what the longer one has there does it `more` ops later
-            if ops[index].stream in begun:
+        for numbers in by_stream(own).values():
+            first = bisect_left(numbers, end - more)  # what the longer one has there does it `more` ops later
+            if first == len(numbers):
                 continue
-            begun.add(ops[index].stream)
-            time = ended.get(ops[index].stream, 0.0)
+            index, last = int(numbers[first]), bisect_left(numbers, end)
+            time = ends[offset[number] + int(numbers[last - 1])] if last else 0.0
             waits = self.repetitions.waits(cohort, index) if index < end else None
-            for awaited, op, moves in waits or [(*each, False) for each in ops[index].after]:
+            for awaited, op, moves in waits or [(*each, False) for each in own.waits(index)]:
                 other = self.of_cohort[awaited][0] + place
                 op += self.repetition[other].more if moves else 0
                 # else that one comes later still
@@ -185,7 +189,7 @@ class _Moment:
                 latest = max((op for op, resumption in held.items() if resumption.time < self.time), default=-1)
                 earlier = held.get(latest - repetition.more)
                 late = held[latest].time - earlier.time if earlier is not None else np.inf
-            if late != self.shift and (late > self.shift or held or not self._is_ahead(part)):
+            if late != self.shift and (late > self.shift or held or not self._is_ahead(lane)):
                 return False
         return True
 
@@ -194,14 +198,15 @@ class _Moment:
         resumptions, part = self.timeline.resumptions, self.columns.part(lane)
         return {op: resumptions[op] for op in range(part.start, part.stop) if op in resumptions} if resumptions else {}
 
-    def _is_ahead(self, part: slice) -> bool:
+    def _is_ahead(self, lane: int) -> bool:
         """Whether no op of a lane that has not ended a period before starts or ends when its launch lets it."""
-        timeline = self.timeline
-        for op in (part.start + np.flatnonzero(self.columns.end[part] >= self.time - self.shift)).tolist():
-            cost, start, launched = timeline.cost[op], timeline.start[op], timeline.launched[op]
-            if launched + cost.critical > start + cost.busy if isinstance(cost, BlockCost) else launched >= start:
-                return False
-        return True
+        index, columns, first = op_index(self.timeline.cohort(lane)), self.columns, self.timeline.offset[lane]
+        costs = [self.timeline.cost[first + number] for number, _, _ in index.works]
+        later = np.array([cost.critical - cost.busy if isinstance(cost, BlockCost) else 0.0 for cost in costs])[index.work]
+        is_block = np.array([isinstance(cost, BlockCost) for cost in costs])[index.work]
+        start, launched = columns.start[first + index.ops], columns.launched[first + index.ops]
+        late = np.where(is_block, launched + later > start, launched >= start)
+        return not (late & (columns.end[first + index.ops] >= self.time - self.shift)).any()
 
     # -- the same program --------------------------------------------------------------------------------------------------
 
@@ -221,14 +226,10 @@ class _Moment:
     def _waits_for_the_same(self, cohort: int, ops: range) -> bool:
         """Whether ops wait for what those before them wait for, a period later, or for what has ended in both."""
         before, offset = self.time - self.shift, self.timeline.offset
-        for number in ops:
-            waits = self.repetitions.waits(cohort, number)
-            if waits is None:
-                return False
-            for awaited, op, moves in waits:
-                if not moves and any(self.timeline.end[offset[lane] + op] >= before for lane in self.columns.of_cohort[awaited]):
-                    return False
-        return True
+        stays = self.repetitions.stays(cohort, ops)
+        return stays is not None and not any(
+            self.timeline.end[offset[lane] + op] >= before for awaited, op in stays for lane in self.columns.of_cohort[awaited]
+        )
 
     def events(self) -> int | None:
         """How many events a period takes; None where that cannot be said: something contends for the first time in it."""

@@ -233,7 +233,7 @@ def _above(timeline: Timeline) -> str:
 def _faster(timeline: Timeline) -> str:
     """What products run in that have a higher peak than the step's precision; "" of none."""
     dtype, peak = timeline.program.dtype, timeline.op_costs.prices.members[0].gpu.peak
-    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.ops if isinstance(op.work, Block)]
+    blocks = [op.work for cohort in timeline.program.cohorts for op in cohort.kinds if isinstance(op.work, Block)]
     items = dict.fromkeys(run.items for block in blocks for run in block.runs)
     others = {item.dtype for sequence in items for item in sequence if isinstance(item, Kernel) and item.kind == "gemm"}
     faster = sorted(other for other in others if peak[other] > peak[dtype])

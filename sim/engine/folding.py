@@ -46,7 +46,7 @@ def folded(
 
 
 def _ops(program: Program) -> int:
-    return sum(len(cohort.ops) for cohort in program.cohorts)
+    return sum(cohort.count for cohort in program.cohorts)
 
 
 def past(lanes: Lanes, perturbation: Perturbation) -> Times:

@@ -52,7 +52,7 @@ class Lanes:
                 self.every.append(Lane(number, rank, size))
                 self.offset.append(self.ops)
                 self._place.append(place)
-                self.ops += len(cohort.ops)
+                self.ops += cohort.count
         self._known: list[dict[Work, Priced]] = [{} for _ in self.every]
         self._turns: dict[int, list[int]] = {}  # by cohort
 

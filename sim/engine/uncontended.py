@@ -21,6 +21,7 @@ from sim.engine.network import ROUNDING
 from sim.pricing.block_costs import BlockCost
 from sim.pricing.transfers.transfer_cost import Demands, TransferCost
 from sim.program import Block, Op, Work
+from sim.replay.program_levels import ProgramLevels, program_levels
 from sim.timeline import Resumption
 
 Floats = NDArray[np.float64]
@@ -86,8 +87,37 @@ class Uncontended:
         self._demanded: dict[Hashable, Demands] = {}  # of blocks, by cohort and collectives
         self._alike = True  # whether the members of each rendezvous take equally long
         self._free = list(range(len(lanes.every)))  # lanes that can go on
-        complete = self._run() and self._alike
+        levels = program_levels(lanes.program) if lanes.op_costs.lane is None else None
+        if levels is not None:
+            self._by_levels(levels)
+        complete = (levels is not None or self._run()) and self._alike
         self.until = self._first_contention() if complete else -1.0
+
+    def _by_levels(self, levels: ProgramLevels) -> None:
+        """Work out all lanes at once."""
+        priced, hosts, costs = [], [], list[Cost]()
+        for number, columns in enumerate(levels.columns):
+            for op in columns.kinds:
+                streams = self._works[number].setdefault(op.stream, {})
+                known = streams.get(op.work)
+                if known is None:
+                    known = streams[op.work] = self._know(number, op)
+                costs.append(known.cost)
+                priced.append((known.seconds, known.critical, known.transfer is None))
+                hosts.append((known.ahead, known.behind))
+            for op, numbers in zip(columns.kinds, columns.by_kind(), strict=True):
+                self._works[number][op.stream][op.work].ops.extend((self.lanes.offset[number] + numbers).tolist())
+        hosting, launched = np.array(hosts), np.empty(len(levels.kind))
+        for first, end in pairwise(levels.first.tolist()):
+            launched[first:end] = hosting[levels.kind[first:end]].ravel().cumsum()[::2]
+        seconds, critical, is_block = (np.array(each)[levels.kind] for each in zip(*priced, strict=True))
+        soonest = np.where(is_block, 0.0, launched), np.where(is_block, launched + critical, 0.0)
+        for members in levels.meetings:
+            self._alike = self._alike and len(set(seconds[members].tolist())) == 1
+            self._carried.update(members[:-1])
+        times = levels.graph.times(seconds, soonest=soonest)
+        self.times.start, self.times.end, self.times.launched = times.start.tolist(), times.end.tolist(), launched.tolist()
+        self.times.cost = np.array(costs, object)[levels.kind].tolist()
 
     def _run(self) -> bool:
         """Work out every lane in program order; whether none is stuck."""

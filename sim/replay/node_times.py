@@ -46,7 +46,7 @@ class PlayedCohort:
 
     def columns(self, times: list[float]) -> list[Column]:
         """Times of all ops of the step as those of its ops."""
-        table = [times[at : at + len(self.cohort.ops)] for at in self.first]
+        table = [times[at : at + self.cohort.count] for at in self.first]
         if len(table) == 1:
             return cast(list[Column], table[0])
         return [self.column(list(each)) for each in zip(*table, strict=True)]
@@ -104,7 +104,7 @@ def _since_held(step: PlayedCohort, launched: list[Column]) -> tuple[list[Column
 
 def _added(step: PlayedCohort) -> dict[int, Column]:
     """What collectives beside blocks, and effects, add to them, by op."""
-    every = [step.timeline.lengthened[at : at + len(step.cohort.ops)] for at in step.first]
+    every = [step.timeline.lengthened[at : at + step.cohort.count] for at in step.first]
     if len(every) == 1:
         there = np.flatnonzero(every[0])
         return dict(zip(there.tolist(), every[0][there].tolist(), strict=True))

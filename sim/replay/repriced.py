@@ -13,6 +13,7 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from sim.engine.lanes import Lanes
+from sim.op_columns import OpColumns, RepeatedCohort
 from sim.op_index import op_index
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
@@ -28,6 +29,8 @@ def repriced(timeline: Timeline, prices: Sequence[OpCosts]) -> Floats:
     """Seconds of a played step under each of `prices` (see `OpCosts.under`), shape (prices,): with periods that were not played.
     Raises UserError for steps that are not replayed.
     """
+    if len(prices) > 1 and replay_of(timeline).levels is not None:  # many ops: one price at a time
+        return np.concatenate([repriced(timeline, [each]) for each in prices])
     return StepReplay(timeline, _Repricing(timeline, prices).times).times().steps
 
 
@@ -43,7 +46,14 @@ class _Repricing:
         """Those of a cohort."""
         result, played, slower = NodeTimes(), self._played.nodes, self._slower(step.lanes[0])
         result.blocks.append(self._blocks(step))
-        first = self._played.graph.first[step.number]
+        first = self._played.first[step.number]
+        if isinstance(step.cohort, RepeatedCohort) and self._played.levels is not None:
+            ahead, behind, longer = self._by_kind(step, step.cohort.columns)
+            mine = slice(first, first + step.cohort.count)
+            launched = np.array((ahead, behind)).T.ravel().cumsum()[::2]
+            result.launched = (np.array(played.launched[mine]) + launched).tolist()
+            result.transfers = (np.array(played.transfers[mine]) * longer).tolist()
+            return result
         for number, change in enumerate(self._changes(step)):
             node = first + number
             result.launched.append(played.launched[node] + change.launched)
@@ -72,6 +82,10 @@ class _Repricing:
         )
         none = np.zeros((len(blocks), 1, 1))
         return BlockTimes(busy, critical, none, none, step.in_period)
+
+    def _by_kind(self, step: PlayedCohort, columns: OpColumns) -> Iterator[Floats]:
+        """`_price` of every op of a cohort whose ops are columns, as arrays."""
+        return (np.array(each)[columns.kind] for each in zip(*(self._price(step, op) for op in columns.kinds), strict=True))
 
     def _changes(self, step: PlayedCohort) -> Iterator[_Change]:
         """What prices change of each op of a cohort, in program order."""

@@ -21,9 +21,11 @@ import numpy as np
 from sim.op_index import op_index
 from sim.program import Collective
 from sim.replay.block_times import BlockTimes, DrawnBlocks, block_numbers
+from sim.replay.level_times import ends_by_levels
 from sim.replay.node_times import NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats, Groups, Places
-from sim.replay.program_graph import program_graph
+from sim.replay.program_graph import ProgramGraph, program_graph
+from sim.replay.program_levels import ProgramLevels, program_levels
 from sim.timeline import Timeline
 from topologies.reading import UserError
 
@@ -105,13 +107,12 @@ class StepReplay:
         if self.program.cohorts[0].steady:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
         self.places = Places(timeline)
-        self.graph = program_graph(self.program)
         every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
         self.nodes = NodeTimes.joined(every)
         self._block, self._first_block = block_numbers(self.program)
         self._blocks = BlockTimes.joined(self.nodes.blocks)
-        self._meetings, self._alone = self._meet()
         self._periods = timeline.periods
+        self.first: list[int] = np.cumsum([0, *(cohort.count for cohort in self.program.cohorts)]).tolist()
         self._marks = [self._mark(timeline, number) for number in range(len(every))] if timeline.periods else []
 
     def _mark(self, timeline: Timeline, number: int) -> tuple[int, int]:
@@ -119,11 +120,25 @@ class StepReplay:
         lane = next(lane for lane, each in enumerate(timeline.lanes) if each.cohort == number)
         numbers = timeline.offset[lane] + op_index(self.program.cohorts[number]).compute
         last = numbers[np.flatnonzero(timeline.in_period[numbers])[-1]]
-        more = int(timeline.in_period[timeline.offset[lane] :][: len(self.program.cohorts[number].ops)].sum())
-        node = self.graph.first[number] + int(last) - timeline.offset[lane]
+        more = int(timeline.in_period[timeline.offset[lane] :][: self.program.cohorts[number].count].sum())
+        node = self.first[number] + int(last) - timeline.offset[lane]
         return node - more, node
 
-    def _meet(self) -> tuple[dict[int, Meeting], dict[int, Groups]]:
+    @property
+    def graph(self) -> ProgramGraph:
+        """The graph of the step, op by op."""
+        return program_graph(self.program)
+
+    @cached_property
+    def _meetings(self) -> dict[int, Meeting]:
+        return self._met[0]
+
+    @cached_property
+    def _alone(self) -> dict[int, Groups]:
+        return self._met[1]
+
+    @cached_property
+    def _met(self) -> tuple[dict[int, Meeting], dict[int, Groups]]:
         """By node to which ranks of other cohorts come, too, where they meet; and by any other whose ranks meet, their groups."""
         known: dict[Hashable, Groups | None] = {}
         meetings, alone, together = dict[int, Meeting](), dict[int, Groups](), self.graph.together
@@ -144,7 +159,7 @@ class StepReplay:
 
     def _collective(self, node: int) -> Collective:
         cohort = self.graph.cohort(node)
-        return cast(Collective, self.program.cohorts[cohort].ops[node - self.graph.first[cohort]].work)
+        return cast(Collective, self.program.cohorts[cohort].like(node - self.graph.first[cohort]).work)
 
     def _groups(self, works: list[tuple[Collective, int]], known: dict[Hashable, Groups | None]) -> Groups | None:
         """The groups in which ranks meet, of the collectives of one or several cohorts."""
@@ -166,6 +181,10 @@ class StepReplay:
         """Step and ends. kernels: factors by which the kernels of each rank take longer, shape (ranks, samples), or by cohort
         those of each place; transfers: the factors of each collective and send.
         """
+        if self.levels is not None and transfers is None:
+            drawn = self._drawn(kernels)
+            latest, at_marks = ends_by_levels(self.levels, self.nodes, drawn, list(chain.from_iterable(self._marks)))
+            return Replayed(self.places, latest, self._further(at_marks, drawn))
         graph, nodes, drawn, maximum, add = self.graph, self.nodes, self._drawn(kernels), np.maximum, np.add
         lasting = [
             seconds if block < 0 else drawn.busy[block] for block, seconds in zip(self._block, nodes.transfers, strict=True)
@@ -205,6 +224,12 @@ class StepReplay:
                     marks[each] = end
         through = [[ends[graph.place[number]] for number in last] for last in graph.last]
         return Replayed(self.places, [reduce(maximum, each, ORIGIN) for each in through], self._further(marks, drawn))
+
+    @cached_property
+    def levels(self) -> ProgramLevels | None:
+        """All ranks at once; None where a cohort has several places, something lengthens blocks, or passes do not repeat."""
+        plain = self.places.count == 1 and not self.nodes.added and not self.nodes.held
+        return program_levels(self.program) if plain else None
 
     def _ways(self, others: set[int], drawn: bool) -> list[int]:
         """How each node is worked out. others: nodes besides that are looked at by themselves; drawn: whether transfers take

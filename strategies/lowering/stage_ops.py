@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+from sim.op_columns import OPS
 from sim.program import Block, Cohort, Op, Ref, Work
 from strategies.lowering.blocks import at_waits
 from topologies.reading import UserError
-
-OPS = 500_000  # of all stages in one step: some ten seconds and a gigabyte
 
 
 class StageOps:

@@ -8,13 +8,14 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from sim.op_columns import OPS
 from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
 from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, runs, workspace
 from strategies.lowering.host import Host
-from strategies.lowering.stage_ops import OPS, StageOps
+from strategies.lowering.stage_ops import StageOps
 from strategies.lowering.stage_parts import StageParts, once
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved

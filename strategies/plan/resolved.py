@@ -26,7 +26,7 @@ from strategies.schedules import schedules
 from topologies.reading import UserError
 
 NODES = "ep_node"  # the axis of nodes over which ep ranks are spread
-PASSES = 200_000  # of all stages in one step
+PASSES = 600_000  # of all stages in one step
 
 
 class Resolved(Plan):

@@ -86,3 +86,25 @@ def test_all_reduce_on_very_many() -> None:
     )
     _, seconds, memory = all_reduce(131_072, "once")
     print(f"all-reduce on 1,048,576 GPUs: {seconds:.1f} s, {memory:.0f} MB")
+
+
+DEEP = """
+import json, resource, time
+from shardyard import predict, read_job
+model = dict(name="deep", hidden=4096, layers=512, heads=32, kv_heads=8, ffn=14336, vocabulary=128256, gated=True, context=2048)
+job = read_job(model=model, cluster="dgx-h100", nodes=64, plan=dict(pp=512, accumulation=1024, sequence=2048))
+took = []
+for _ in range(2):
+    start = time.process_time()
+    events = predict(job).events
+    took.append(time.process_time() - start)
+print(json.dumps([*took, events, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3]))
+"""
+
+
+def test_a_pipeline_of_512_stages() -> None:
+    """1,024 microbatches: the first estimate on its cluster, and the next."""
+    run = subprocess.run([sys.executable, "-c", DEEP], cwd=ROOT, check=True, capture_output=True, text=True)
+    first, again, events, memory = json.loads(run.stdout)
+    print(f"\n512 stages, 1,024 microbatches, {events:,} events: {first:.2f} s, again {again:.2f} s, {memory:.0f} MB")
+    assert memory < 1000

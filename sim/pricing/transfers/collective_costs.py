@@ -270,7 +270,7 @@ def communications(program: Program) -> list[Communication]:
     every: list[At] = [tuple(cohort.at.items()) for cohort in program.cohorts]
     result = dict[tuple[Collective | Send, int, bool], Communication]()
     for number, (cohort, at) in enumerate(zip(program.cohorts, every, strict=True)):
-        for op_work in dict.fromkeys(op.work for op in cohort.ops):
+        for op_work in dict.fromkeys(op.work for op in cohort.kinds):
             works: list[tuple[Collective | Send, str]] = []
             if isinstance(op_work, Block):
                 works += [(work, op_work.beside.get(work, SIDE_STREAM)) for work in op_work.meetings]

@@ -110,12 +110,12 @@ def test_units_at_the_door() -> None:
     assert build(Plan, {"bucket": "25 MB"}, "plan").bucket == 25e6
 
 
-def test_steps_of_up_to_200_000_passes_are_played() -> None:
-    """Of two stages 100,000 microbatches, and no more."""
-    for batch in (100_000, 100_001):
+def test_steps_of_up_to_600_000_passes_are_played() -> None:
+    """Of two stages 300,000 microbatches, and no more."""
+    for batch in (300_000, 300_001):
         job = read_job(model="llama-3.1-8b", cluster="dgx-a100", plan={"pp": 2, "tp": 4, "global_batch": batch})
-        if batch > 100_000:
-            with pytest.raises(UserError, match=r"microbatches·pp = 100001·2 passes in a step are too many to play"):
+        if batch > 300_000:
+            with pytest.raises(UserError, match=r"microbatches·pp = 300001·2 passes in a step are too many to play"):
                 job.resolve()
         else:
             assert job.resolve().microbatches == batch
