@@ -100,7 +100,7 @@ shardyard.command_line()
 """
 
 
-@pytest.mark.parametrize("module", ["click", "reports.commands", "topologies.reading"])
+@pytest.mark.parametrize("module", ["click", "reports.commands", "topologies.documents.errors"])
 def test_ctrl_c_while_the_command_line_is_imported_ends_it_without_a_word(module: str) -> None:
     result = python(INTERRUPTED, module, str(int(signal.SIGINT)))
     assert (result.returncode, result.stdout, result.stderr) == (-signal.SIGINT, "", "")

@@ -29,7 +29,8 @@ from strategies.planner.search.results import Results
 from strategies.planner.search.space import load_space, parse_axis
 from strategies.read_job import read_job
 from topologies.cluster_files import load_cluster
-from topologies.reading import LONGEST, UserError, load_yaml
+from topologies.documents.errors import LONGEST
+from topologies.reading import UserError, load_yaml
 
 ROOT = Path(__file__).parents[1]
 DATA = ROOT / "tests/data"

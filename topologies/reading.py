@@ -7,44 +7,39 @@ command line prints that line and exits with code 2; nothing else in the project
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
-from topologies import documents
-from topologies.documents import MalformedError, limits
+from topologies.documents import limits, syntaxes
+from topologies.documents.errors import CompleteError, UserError, folded, nearest, part_of, shown
+from topologies.documents.syntaxes import MalformedError
 
-LONGEST = 2_000  # letters of an error
-FEW = 8  # names that are offered in place of one
-
-
-def on_one_line(text: str, most: int = LONGEST) -> str:
-    """A text for people: what steers a terminal or ends a line is spelt out, and of a long text the middle is left out."""
-    if not text.isprintable():
-        text = "".join(letter if letter.isprintable() else repr(letter)[1:-1] for letter in text)
-    return text if len(text) <= most else f"{text[: most - most // 3]} … {text[-(most // 3) :]}"
-
-
-def shown(value: object, most: int = 80) -> str:
-    """A value as Python spells it, for an error."""
-    try:
-        return on_one_line(repr(value), most)
-    except ValueError:  # Python spells no number of more than 4,300 digits
-        return "a number of thousands of digits"
-
-
-class UserError(ValueError):
-    """A mistake in what the user gave; the message is one complete line."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(on_one_line(message))
-
-
-class CompleteError(ValueError):
-    """Raised by a check whose message already names field, value and rule."""
+__all__ = [
+    "CompleteError",
+    "Config",
+    "UserError",
+    "argument",
+    "as_argument",
+    "build",
+    "folded",
+    "is_there",
+    "line_of",
+    "lines_of",
+    "load_text",
+    "load_yaml",
+    "nearest",
+    "parse_document",
+    "parse_line",
+    "parse_value",
+    "parse_yaml",
+    "part_of",
+    "plain",
+    "shown",
+]
 
 
 class Config(BaseModel):
@@ -80,41 +75,8 @@ class Config(BaseModel):
 C = TypeVar("C", bound=BaseModel)
 
 
-def folded(name: str) -> str:
-    """A name without what people write in several ways: capitals, hyphens, underscores, spaces."""
-    return "".join(letter for letter in name.lower() if letter.isalnum() or letter == "+")
-
-
-def part_of(word: str, name: str) -> bool:
-    """Whether a word begins a name, or a part of it behind a hyphen, and ends where a part, a letter or a number does: h100 is in
-    dgx-h100 and h100-sxm, gaudi in gaudi2, a10 not in a100.
-    """
-    word, name = word.strip().lower().replace(" ", "-").replace("_", "-"), name.lower()
-    if len(word) < 2:
-        return False
-    starts = [0, *(at + 1 for at, letter in enumerate(name) if letter == "-")]
-    rests = [name[at + len(word) :] for at in starts if name.startswith(word, at)]
-    return any(not rest or not (rest[0].isalnum() and rest[0].isdigit() == word[-1].isdigit()) for rest in rests)
-
-
-def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
-    """A hint for a misspelt name: `; did you mean 'x'?`, or the known names when none is near. cutoff: how near, 1 is the same.
-
-    Case does not count. A name that is part of others (h200 of h200-sxm) means these, before any that only looks like it.
-    """
-    import difflib
-
-    names, short = {each.casefold(): each for each in sorted(known)}, name[: 2 * limits.KEY].casefold()
-    whole = [each for each in names.values() if part_of(short, each)] if short not in names else []
-    if 0 < len(whole) <= FEW:
-        quoted = [f"'{each}'" for each in whole]
-        return f"; did you mean {' or '.join([', '.join(quoted[:-1]), quoted[-1]] if len(quoted) > 1 else quoted)}?"
-    close = difflib.get_close_matches(short, names, n=1, cutoff=cutoff)
-    return f"; did you mean '{names[close[0]]}'?" if close else f"; known: {', '.join(names.values())}"
-
-
 def load_yaml(path: Path, suffix: str | None = None, constants: bool = False) -> dict[str, Any]:
-    """The mapping in a YAML, JSON or TOML file; suffix: in place of its ending; constants: as in `documents.parse_json`. Raises
+    """The mapping in a YAML, JSON or TOML file; suffix: in place of its ending; constants: as in `syntaxes.parse_json`. Raises
     UserError when it is missing, malformed or not a mapping.
     """
     return _mapping(parse_document(load_text(path), path, suffix, constants), path)
@@ -123,16 +85,16 @@ def load_yaml(path: Path, suffix: str | None = None, constants: bool = False) ->
 def load_text(path: Path, most: int = limits.BYTES) -> str:
     """The text of a file within the limit of bytes. Raises UserError when it is missing, larger or not text."""
     try:
-        return documents.read_text(path, most)
+        return syntaxes.read_text(path, most)
     except (OSError, MalformedError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"{path}: cannot be read: {reason}") from None
 
 
 def lines_of(path: Path, most: int, longest: int = limits.LINE) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their numbers and ends, as `documents.read_lines`. Raises UserError."""
+    """The lines of a text file with their numbers and ends, as `syntaxes.read_lines`. Raises UserError."""
     try:
-        yield from enumerate(documents.read_lines(path, most, longest), 1)
+        yield from enumerate(syntaxes.read_lines(path, most, longest), 1)
     except (OSError, ValueError) as error:  # also a NUL in the name
         at = f"line {error.line}: " if isinstance(error, MalformedError) and error.line else ""
         raise UserError(f"{path}: {at}cannot be read: {getattr(error, 'strerror', None) or error}") from None
@@ -141,7 +103,7 @@ def lines_of(path: Path, most: int, longest: int = limits.LINE) -> Iterator[tupl
 def parse_line(text: str, where: str) -> dict[str, Any]:
     """The object of JSON that a line is. Raises UserError that begins with `where`."""
     try:
-        data = documents.parse_json(text)
+        data = syntaxes.parse_json(text)
     except MalformedError as error:
         raise UserError(f"{where}: not JSON: {error}") from None
     if not isinstance(data, dict):
@@ -166,7 +128,7 @@ def plain(value: Any) -> Any:
 
 def argument(name: str, value: Any) -> str:
     """`name=value` as `--set` reads it."""
-    text = documents.dump_yaml(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
+    text = syntaxes.dump_yaml(plain(value), default_flow_style=True, width=9999).removesuffix("\n").removesuffix("\n...")
     return f"{name}={text}"
 
 
@@ -187,9 +149,9 @@ def _mapping(data: Any, path: Path) -> dict[str, Any]:
 
 
 def parse_document(text: str, path: Path, suffix: str | None = None, constants: bool = False) -> Any:
-    """Whatever value a text has, as `parse_yaml`; constants: as in `documents.parse_json`."""
+    """Whatever value a text has, as `parse_yaml`; constants: as in `syntaxes.parse_json`."""
     try:
-        return documents.parse(text, path.suffix if suffix is None else suffix, constants)
+        return syntaxes.parse(text, path.suffix if suffix is None else suffix, constants)
     except MalformedError as error:
         raise UserError(f"{path}: {error}") from None
 
@@ -197,7 +159,7 @@ def parse_document(text: str, path: Path, suffix: str | None = None, constants: 
 def parse_value(text: str, where: str) -> Any:
     """The value that an option says in YAML; `where` names it in errors."""
     try:
-        return documents.parse_yaml(text)
+        return syntaxes.parse_yaml(text)
     except MalformedError as error:
         raise UserError(f"{where}: the value is not valid YAML: {error}") from None
 

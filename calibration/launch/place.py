@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 from calibration.devices import ComputeDevice, Kind, class_of, present
-from topologies.reading import UserError
+from topologies.documents.errors import UserError
 
 # glibc returns large buffers to the system and faults them in again, which costs 5 to 20 % of a step; these thresholds keep them
 ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(2**32), "MALLOC_TRIM_THRESHOLD_": str(2**33)}

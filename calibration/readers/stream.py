@@ -16,7 +16,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from topologies.documents import MalformedError
+from topologies.documents.syntaxes import MalformedError
 from topologies.reading import UserError
 
 CHUNK = 2**20  # letters that are read at a time

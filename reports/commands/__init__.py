@@ -60,7 +60,7 @@ class Commands(click.Group):
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
         """As click does; an unknown command is answered with the nearest known name."""
-        from topologies.reading import UserError, nearest
+        from topologies.documents.errors import UserError, nearest
 
         name = args[0]
         if not name.startswith("-") and name not in self.list_commands(ctx):
@@ -84,8 +84,8 @@ class Commands(click.Group):
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """Run the command line."""
         from reports.commands._signals import ended_cleanly
+        from topologies.documents.errors import UserError
         from topologies.documents.extras import EXTRAS, ExtraMissingError, how_to_install
-        from topologies.reading import UserError
 
         with said_when_interrupted(), ended_cleanly():
             try:

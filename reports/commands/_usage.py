@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import click
 
-from topologies.reading import UserError, nearest
+from topologies.documents.errors import UserError, nearest
 
 HELP = getattr(click.exceptions, "NoArgsIsHelpError", ())  # since click 8.2: help that is printed because nothing was said
 

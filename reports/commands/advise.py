@@ -24,7 +24,6 @@ from reports.commands._common import (
     tokens_of,
 )
 from reports.terminal import echo
-from topologies.reading import plain
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -61,6 +60,7 @@ def command(
     from strategies.predict import predict
     from strategies.read_job import stated_job
     from topologies.costs import mean_rates
+    from topologies.reading import plain
 
     folder, asked = report_folder(report), stated_job(job, **given)
     total, rates = tokens_of(tokens) or TOKENS, mean_rates(asked.cluster, price)

@@ -20,7 +20,7 @@ from reports.explorer.form import form
 from reports.explorer.guard import Guard
 from reports.explorer.search import LONGEST, search
 from reports.explorer.session import Session
-from topologies.documents import MalformedError, parse_json
+from topologies.documents.syntaxes import MalformedError, parse_json
 from topologies.reading import UserError
 
 STATIC = Path(__file__).parent / "static"

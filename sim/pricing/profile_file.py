@@ -12,7 +12,8 @@ import yaml
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
-from topologies.documents import Dumper, dump_yaml, parse_yaml, units
+from topologies.documents import units
+from topologies.documents.syntaxes import Dumper, dump_yaml, parse_yaml
 from topologies.reading import UserError
 
 DIGITS = 5

@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from topologies import documents
-from topologies.documents import MalformedError, dump_yaml, parse, parse_json, parse_toml, parse_yaml
-from topologies.reading import LONGEST, UserError, load_text, load_yaml, parse_value, shown
+from topologies.documents import limits, syntaxes
+from topologies.documents.errors import LONGEST
+from topologies.documents.syntaxes import MalformedError, dump_yaml, parse, parse_json, parse_toml, parse_yaml
+from topologies.reading import UserError, load_text, load_yaml, parse_value, shown
 
 ROOT = Path(__file__).parents[2]
 BILLIONS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -128,7 +129,7 @@ def test_json_that_is_refused(text: str, rule: str) -> None:
 
 
 def test_values_are_counted_in_every_syntax(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(documents.limits, "VALUES", 100)
+    monkeypatch.setattr(limits, "VALUES", 100)
     for parser, text in (
         (parse_yaml, "[" + "1, " * 100 + "1]"),
         (parse_json, "[" + "1, " * 100 + "1]"),
@@ -197,7 +198,7 @@ def test_files_are_read_up_to_a_limit(tmp_path: Path) -> None:
     (file := tmp_path / "big").write_bytes(b"x" * 33)
     assert load_text(file, most=33) == "x" * 33
     with pytest.raises(MalformedError, match="larger than"):
-        documents.read_text(file, most=32)
+        syntaxes.read_text(file, most=32)
     file.write_bytes(b"\xff\xfe\0")
     with pytest.raises(UserError, match="cannot be read: not UTF-8 text"):
         load_text(file)

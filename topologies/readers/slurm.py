@@ -11,7 +11,7 @@ from collections import Counter
 from itertools import product
 from typing import Any, NamedTuple
 
-from topologies.documents import parse
+from topologies.documents.syntaxes import parse
 from topologies.readers import ClusterDump, readers
 
 _LIMIT = 2**20  # nodes, and names of switches with the nodes of each

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from strategies.frameworks.deepspeed.settings import PLACES, STAGES
 from strategies.frameworks.settings import EVERYTHING, Framework, Keys, ReadSettings, WrittenSettings, frameworks, of_pytorch
-from topologies.documents import dump_yaml
+from topologies.documents.syntaxes import dump_yaml
 from topologies.reading import UserError, load_yaml
 
 if TYPE_CHECKING:

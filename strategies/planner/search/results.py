@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from topologies.documents import MalformedError, parse_json
+from topologies.documents.syntaxes import MalformedError, parse_json
 from topologies.documents.writing import WriteError, whole_file
 from topologies.reading import UserError, lines_of, parse_line, shown
 

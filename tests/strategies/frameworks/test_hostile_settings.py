@@ -19,8 +19,8 @@ from strategies.lowering.lower import lower
 from strategies.planner.search.space import parse_axis, read_space
 from strategies.read_job import read_job
 from strategies.schedules.table import cells
+from topologies.documents.errors import LONGEST, UserError
 from topologies.ranks import rank_table
-from topologies.reading import LONGEST, UserError
 
 SMALL = {"name": "small", "hidden": 512, "layers": 4, "heads": 8, "vocabulary": 1000, "context": 512}
 MOE = SMALL | {"experts": {"experts": 8, "chosen": 2, "ffn": 64}}
