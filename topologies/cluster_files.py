@@ -137,6 +137,8 @@ def _cluster(name: str, seen: tuple[str, ...]) -> dict[str, Any]:
         raise UserError(f"unknown cluster '{name}'{nearest(name, cluster_names())}")
     path = Path(name) if is_path else _HERE / "clusters" / f"{name}.yaml"
     data = {"name": path.stem} | (_file(path) if is_path else _shipped("clusters", name))
+    if is_path and "model" in data:
+        raise UserError(f"{name}: is a job, as it has a model, and no cluster: give it before all options")
     bases = data.pop("based_on", None) or []
     bases = bases if isinstance(bases, list) else [bases]
     if len(bases) > BASES or len(seen) >= BASES:

@@ -14,6 +14,7 @@ import click
 from reports.terminal import echo, terminal
 
 PROGRESS_INTERVAL = 10.0  # seconds between lines of progress where there is no terminal
+SEARCHABLE = "plan: what --set does not say has its default; --plan auto beside it searches the rest"
 TOTAL = click.option("--total", is_flag=True, help="Also what all ranks send together, beside what one does.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
 
@@ -253,6 +254,12 @@ def check_positive(**values: float | None) -> None:
     for option, value in values.items():
         if value is not None and not 0 < value < float("inf"):
             raise UserError(f"--{option.replace('_', '-')}={value:g}: must be greater than 0")
+
+
+def only_set(job: str | None, overrides: tuple[str, ...], given: dict[str, Any]) -> bool:
+    """Whether the plan is only what `--set` says of it, which `--plan auto` would keep."""
+    settings = any(given[f"from_{name}"] for name in framework_names())
+    return job is None and given["plan"] is None and not settings and any(text.startswith("plan.") for text in overrides)
 
 
 def changing(job: str | None, overrides: tuple[str, ...], given: dict[str, Any], find: bool = True) -> Any:

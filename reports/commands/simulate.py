@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, TOTAL, framework_names, job_options, money_options, report_folder, show, tokens_of
+from reports.commands._common import (
+    AS_JSON,
+    SEARCHABLE,
+    TOTAL,
+    job_options,
+    money_options,
+    only_set,
+    report_folder,
+    show,
+    tokens_of,
+)
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -94,8 +104,8 @@ def command(
             echo(f"not used from the model's file: {', '.join(asked.ignored)}")
         for note in asked.notes:
             echo(note)
-        if not summary.fits and job is None and given["plan"] is None and _only_set(given):
-            echo("plan: what --set does not say has its default; --plan auto beside it searches the rest")
+        if not summary.fits and only_set(job, given["overrides"], given):
+            echo(SEARCHABLE)
     if folder:
         from reports.page.by_layer import section
         from reports.page.page import Report, write_report
@@ -105,11 +115,6 @@ def command(
         echo(f"wrote {', '.join(str(path) for path in paths)}", err=as_json)
     if not summary.fits:
         sys.exit(2)
-
-
-def _only_set(given: dict[str, Any]) -> bool:
-    """Whether the plan is only what `--set` says of it, which `--plan auto` would keep."""
-    return any(text.startswith("plan.") for text in given["overrides"]) and not any(given[f"from_{n}"] for n in framework_names())
 
 
 def _uneven(job: Job, timeline: Timeline, summary: Summary) -> str:

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, changing, engine_options, figure_option, job_options, money_options, show, tokens_of
+from reports.commands._common import (
+    AS_JSON,
+    SEARCHABLE,
+    changing,
+    engine_options,
+    figure_option,
+    job_options,
+    money_options,
+    only_set,
+    show,
+    tokens_of,
+)
 from reports.terminal import echo
 
 LONGEST = 10_000  # letters of --also
@@ -116,6 +127,8 @@ def command(
 
         scaling = "weak" if weak else "strong" if strong else ""
         show(overview(read({}), base, rest, tornado=one_at_a_time, scaling=scaling, tokens=total, remarks=remarks))
+        if base[0].summary is not None and not base[0].summary.fits and only_set(job, overrides, given):
+            echo(SEARCHABLE)
     if plot:
         from reports.figures.curve import curve
         from reports.tables.whatif import curves

@@ -24,6 +24,7 @@ from reports.tables.compare_runs import run_data
 from strategies.planner.arguments import arguments_of
 from strategies.planner.auto_plan import name_of
 from strategies.planner.spending.purchase import Bought, Crossover
+from strategies.resilience.settings import RunSettings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -45,9 +46,10 @@ def overview(bought: Sequence[Bought], changes: Sequence[Crossover], tokens: flo
     for each in bought:
         table.add_row(*_row(each))
     lines = [Text(line) for line in (*_crossed(changes), *_refused(bought))]
+    failures = (bought[0].offer.job.run or RunSettings()).failures.name
     below = [
         f"days and cost are of {tokens_text(tokens, unit)}, failures and checkpoints included: 20 runs each, with the same "
-        "failures"
+        f"failures ('{failures}') and the predicted step, so that the step's own interval is not in '80 % of runs'"
     ]
     rates = {each.training.rates: each.offer.name for each in bought if each.training is not None and each.offer.price is None}
     below += [f"{name}: {rates_text(rate, power=False)}" for rate, name in rates.items()]

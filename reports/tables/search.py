@@ -87,7 +87,16 @@ def verdict(answer: Answer, job: Job) -> str:
         sure = f"not proven ({answer.interrupted}): at most {gap} from the best of {answer.combinations:,} combinations"
     sequence = best["changes"].get("plan.sequence") or job.plan.sequence_of(job.model)
     batch = step_of(round(best["scale"].tokens_per_step / sequence), sequence)
-    return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {value} ({goal.meaning}), {sure}"
+    return f"{model} on {plural(best['gpus'], 'GPU')}, {batch}: {_name(best, job)}, {value} ({goal.meaning}), {sure}"
+
+
+def _name(row: dict[str, Any], job: Job) -> str:
+    """A row's plan as people say it."""
+    from strategies.plan.plan import Plan
+    from strategies.planner.auto_plan import name_of
+
+    fields = {name.removeprefix("plan."): value for name, value in row["changes"].items() if name.startswith("plan.")}
+    return name_of(Plan.model_validate(dict(job.plan) | fields))
 
 
 def _in(unit: str, job: Job) -> str:

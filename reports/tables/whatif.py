@@ -69,15 +69,31 @@ def overview(
         changes = crossovers(cases, lambda case: case.training.gpu_hours if case.training else float("inf"))
         lines += ["", *(Text(f"{_plan(a)} wins up to {_inputs(a)}, {_plan(b)} from {_inputs(b)}") for a, b in changes)]
         lines += [] if changes else [Text("one plan wins everywhere (fewest GPU-hours of those that fit)")]
-    about = f"days and cost are of {tokens_text(tokens, unit)}, change is of the step"
+    changed = "days, as batches differ" if _by_days(base, cases, scaling) else "step"
+    about = f"days and cost are of {tokens_text(tokens, unit)}, change is of the {changed}"
     if runs := [case.run.runs for case in (*base, *cases) if case.run is not None]:
         each = f"failures and checkpoints included: {plural(runs[0], 'run')} each, with the same failures"
         about = f"days and cost are of {tokens_text(tokens, unit)}, {each}"
-    about = about.removesuffix(", change is of the step") if tornado else about
+    about = about.partition(", change is of")[0] if tornado else about
     lines += ["", Text(f"{about}; ✗ does not fit in memory", "dim")]
     lines += [Text(line, "dim") for line in (*remarks, *_why_not(base, cases), *_arguments(job, cases))]
-    prices = dict.fromkeys(rates_text(case.training.rates, power=False) for case in (*base, *cases) if case.training)
-    return Group(*lines, *(Text(text, "dim") for text in (*prices, *_refused(cases))), *notes_of(job))
+    return Group(*lines, *(Text(text, "dim") for text in (*_prices(base, cases), *_refused(cases))), *notes_of(job))
+
+
+def _prices(base: Sequence[Case], cases: Sequence[Case]) -> Iterator[str]:
+    """Prices of a GPU-hour, and where they differ of which inputs each is."""
+    inputs: dict[str, dict[str, None]] = {}
+    for case in (*base, *cases):
+        if case.training:
+            inputs.setdefault(rates_text(case.training.rates, power=False), {})[_inputs(case)] = None
+    for price, of in inputs.items():
+        yield price if len(inputs) == 1 else f"{_named(of)}: {price}"
+
+
+def _named(inputs: Collection[str]) -> str:
+    """The first few inputs."""
+    more = f" and {plural(len(inputs) - NAMED, 'other')}" if len(inputs) > NAMED else ""
+    return "; ".join(list(inputs)[:NAMED]) + more
 
 
 def _refused(cases: Sequence[Case]) -> Iterator[str]:
@@ -87,8 +103,7 @@ def _refused(cases: Sequence[Case]) -> Iterator[str]:
         if case.refused:
             reasons.setdefault(case.refused, {})[_inputs(case)] = None
     for reason, inputs in reasons.items():
-        more = f" and {plural(len(inputs) - NAMED, 'other')}" if len(inputs) > NAMED else ""
-        yield f"refused, {'; '.join(list(inputs)[:NAMED])}{more}: {reason}"
+        yield f"refused, {_named(inputs)}: {reason}"
 
 
 def as_data(case: Case, job: Job) -> dict[str, Any]:
@@ -185,7 +200,9 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, unit: str)
     reference = {case.plan: case for case in base}
     first = _references(cases)
     shown = _varied(cases)
-    for case in [*base, *cases]:
+    by_days, planned = _by_days(base, cases, scaling), [case for case in cases if case.found and not set(case.changes) & shown]
+    twins = {case.hash for case in planned}  # the job's own plan is what is found for it: one row for both
+    for case in [*(case for case in base if case.hash not in twins), *cases]:
         start = [_inputs(case, shown), *([_plan(case)] if len(base) > 1 or replanned else [])]
         start += [f"{case.batch:,}" if case.batch else "–"] if len(batches) > 1 else []
         summary, whole = case.summary, case.training
@@ -193,7 +210,12 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, unit: str)
             table.add_row(*start, "refused")
             continue
         old, money = reference[case.plan].summary, "–" if whole.usd is None else dollars(whole.usd)
-        change = "" if old is None or case in base else signed(summary.step_seconds / old.step_seconds - 1)
+        if old is None or case in base or (case in planned and case.hash == reference[case.plan].hash):
+            change = ""
+        elif by_days:
+            change = signed(old.tokens_per_second / summary.tokens_per_second - 1)
+        else:
+            change = signed(summary.step_seconds / old.step_seconds - 1)
         row = [
             seconds(summary.step_seconds),
             change,
@@ -210,6 +232,11 @@ def _table(base: Sequence[Case], cases: Sequence[Case], scaling: str, unit: str)
             row.append(percent(summary.tokens_per_second_per_gpu / first[case.plan]))
         table.add_row(*start, *row)
     return table
+
+
+def _by_days(base: Sequence[Case], cases: Sequence[Case], scaling: str) -> bool:
+    """Whether changes are of the days of a training without failures: steps of several batches are not to be compared."""
+    return not scaling and len({case.batch for case in (*base, *cases) if case.batch}) > 1
 
 
 def _batches(base: Sequence[Case], cases: Sequence[Case]) -> set[int]:
@@ -258,6 +285,7 @@ def _tornado(base: Case, cases: Sequence[Case]) -> RenderableType:
     heads = ["inputs", *(["plan"] if replanned else []), "change", "less", "more", *(["batch"] if len(batches) > 1 else [])]
     for head in (*heads, "step", "days", *(["cost"] if priced else []), "memory"):
         table.add_column(head, justify="left" if head in ("inputs", "plan", "more") else "right", no_wrap=True)
+    known = [pair for pair in known if not (pair[0].found and pair[0].hash == base.hash)]  # planned anew, and the same
     for case, effect in [(base, 0.0), *known]:
         assert case.summary is not None
         assert case.training is not None

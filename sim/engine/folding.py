@@ -41,7 +41,10 @@ def folded(
             return whole, lane
     if perturbed:
         number = "more" if lane is None else f"{int(lane.max()) + 1} of each stage"
-        raise UserError(f"effects and nodes make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs")
+        raise UserError(
+            f"effects and nodes make too many ranks unlike ({number}): more than {most:,} ops; name fewer GPUs, or use "
+            "`shardyard variability`, where all of them differ by chance"
+        )
     return expand(program, touched) if touched else program, None
 
 

@@ -67,7 +67,8 @@ def _said(job: Job, summary: Summary, cost: EffectsCost) -> str:
     both = f"{summary.step_seconds:.4g} s, without {cost.step_without:.4g} s"
     change = f"{abs(100 * more / cost.step_without):.1f} %"
     if change == "0.0 %":
-        return f"effects do not change the step: {both}"
+        same = f"{summary.step_seconds:.4g}" == f"{cost.step_without:.4g}"
+        return f"effects {'do not change the step' if same else 'change the step by less than 0.1 %'}: {both}"
     said = f"effects make the step {change} {'longer' if more > 0 else 'shorter'}: {both}"
     if cost.without:
         worst, left = min(cost.without.items(), key=lambda pair: pair[1])

@@ -53,7 +53,7 @@ def _value(field: str, value: Any, job: Job, price: float | None) -> Any:
         return value
     own, unit = _own(field, job, price)
     if isinstance(own, bool) or not isinstance(own, int | float):
-        what = repr(own) if isinstance(own, bool | str | None) else "no number"
+        what = "not set" if own is None else repr(own) if isinstance(own, bool | str) else "no number"
         raise UserError(f"--vary {field}={value}: {field} is {what} here, of which there is no multiple")
     result = own * float(match[1])
     if unit:

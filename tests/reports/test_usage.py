@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 import sys
+from pathlib import Path
 
 import click
 import pytest
@@ -94,6 +95,21 @@ def test_a_plan_that_is_said_in_part_and_does_not_fit_is_told_of_the_search() ->
     assert found.exit_code == 0
     assert line not in found.stdout
     assert "TP2 + " in found.stdout
+
+
+def test_a_what_if_of_a_job_that_does_not_fit_is_told_of_the_search() -> None:
+    words = ["whatif", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.global_batch=64", "--workers", "1"]
+    words += ["--vary", "cluster.node.nic=x2"]
+    assert "✗" in (small := CliRunner().invoke(shardyard.main, words).stdout)
+    assert "--plan auto beside it searches the rest" in small
+    assert "searches the rest" not in CliRunner().invoke(shardyard.main, [*words, "--plan", "auto"]).stdout
+
+
+def test_a_job_in_the_place_of_a_cluster_is_called_one(tmp_path: Path) -> None:
+    (path := tmp_path / "job.yaml").write_text("model: llama-3.1-8b\ncluster: dgx-h100\n")
+    answer = CliRunner().invoke(shardyard.main, ["simulate", "--model", "gpt2-1.5b", "--cluster", str(path)])
+    assert (answer.exit_code, answer.stdout) == (2, "")
+    assert answer.stderr == f"error: {path}: is a job, as it has a model, and no cluster: give it before all options\n"
 
 
 def test_a_plan_may_be_its_fields() -> None:

@@ -252,7 +252,7 @@ def test_ranks_that_effects_make_unlike_have_a_limit_of_their_own(toy_cluster, t
         return len(run(program(cohort, dp=4), toy_cluster(4).topology(), toy_prices(), effects=given).lanes)
 
     assert play(2, 0) == 2
-    with pytest.raises(UserError, match="more than 1 ops; name fewer GPUs"):
+    with pytest.raises(UserError, match="more than 1 ops; name fewer GPUs, or use `shardyard variability`, where all"):
         play(1, 500_000)
 
 

@@ -188,6 +188,40 @@ def test_a_plan_is_found_anew_at_every_point() -> None:
     assert "--replan, --also: only one of them says the plans" in both.output
 
 
+def test_a_job_whose_own_plan_is_found_again_is_one_row() -> None:
+    words = ["whatif", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--workers", "1"]
+    output = CliRunner().invoke(shardyard.main, [*words, "--vary", "plan.global_batch=32,64", "--replan"]).output
+    rows = [line for line in output.splitlines() if line.startswith("the job  ")]
+    assert len(rows) == 1
+    assert "the job's plan" not in output
+    assert "change is of the days, as batches differ" in output
+
+
+def test_prices_that_differ_are_told_by_what_they_are_of() -> None:
+    words = ["whatif", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.tp=1", "--workers", "1", "--vary"]
+    two = CliRunner().invoke(shardyard.main, [*words, "cluster=dgx-h100"]).output
+    assert "\nthe job: $1.95 per GPU-hour (" in two
+    assert "\ncluster=dgx-h100: $3.90 per GPU-hour (" in two
+    assert "\n$1.95 per GPU-hour (" in CliRunner().invoke(shardyard.main, [*words, "plan.microbatch=2"]).output
+
+
+def test_what_is_not_set_has_no_multiple() -> None:
+    words = [
+        "whatif",
+        "--model",
+        "gpt2-1.5b",
+        "--cluster",
+        "dgx-a100",
+        "--set",
+        "plan.tp=1",
+        "--vary",
+        "plan.layers_per_stage=x2",
+    ]
+    answer = CliRunner().invoke(shardyard.main, words)
+    assert answer.exit_code == 2
+    assert "plan.layers_per_stage is not set here, of which there is no multiple" in answer.output
+
+
 def test_a_curve_has_one_unit(tmp_path: Path) -> None:
     plot = ("--plot", str(tmp_path / "curve.svg"))
     assert call("whatif", *JOB, "--vary", "cluster.node.nic=25 GB/s,50 GB/s", *plot).exit_code == 0
@@ -220,6 +254,7 @@ def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
     again = [text for name, value in changes if value is not None for text in ("--set", f"{name}={json.dumps(value)}")]
     answer = json.loads(call("simulate", *JOB[:-2], *again, "--json").output)
     assert answer["step_seconds"] == data["best"]["step"]
+    assert ", microbatch 2, " in call("plan", *JOB, *space, "--vary", "plan.microbatch=2").output.splitlines()[0]
     assert call("plan", *JOB, *space, "--max-memory", "1 GB").exit_code == 2
 
 
