@@ -81,7 +81,7 @@ def command(
     if summary.gpu_kinds and (note := _dealt_out(asked, whole(), summary)) is not None:
         summary = replace(summary, notes=(note, *summary.notes))
     if summary.uneven > UNEVEN:
-        summary = replace(summary, notes=(_uneven(asked, whole(), summary), *summary.notes))
+        summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
     if not summary.fits:
         from strategies.planner.fixes import fixes
 
