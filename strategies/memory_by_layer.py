@@ -146,7 +146,7 @@ def _held(name: str, part: LayerCost, count: int, plan: Resolved, tensors: dict[
         elements += experts / (max(1, plan.shards // plan.ep_of_copies) if sharded else 1)
         states[kind] = 0.0 if offloaded.get(kind) else width * elements
     if "optimizer" in states:
-        states["optimizer"] += states_beside(plan, [part]) / (plan.shards if "optimizer" in plan.hook.shards else 1)
+        states["optimizer"] += states_beside(plan, [part]).sharded(plan, plan.shards if "optimizer" in plan.hook.shards else 1)
     states["parameter"] += part.frozen_bytes / (plan.shards if "parameter" in plan.hook.shards else 1)
     return PartMemory(name, count, part.parameters + part.frozen, part.parameters, states, part.saved, part.restored, tensors)
 

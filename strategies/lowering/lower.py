@@ -191,7 +191,7 @@ class _Lowering:
             for kind, width in states.items()
         )
         shards = plan.shards if "optimizer" in self.hook.shards else 1
-        beside = sum(states_beside(plan, stage.parts) for stage in stages) / shards
+        beside = sum(states_beside(plan, stage.parts).sharded(plan, shards) for stage in stages)
         resident += (("optimizer", beside),) if beside else ()
         frozen = sum(stage.frozen_bytes for stage in stages)
         resident += (("parameter", frozen),) if frozen else ()

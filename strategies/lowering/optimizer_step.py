@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from sim.program import Kernel, Run
 from strategies.layers.layer_cost import LayerCost
@@ -75,14 +76,20 @@ def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[
 
 
 def matrix_products(plan: Plan, parts: Sequence[LayerCost], ranks: int) -> list[Run]:
-    """What the optimizer runs on whole matrices of `parts`, dealt out among `ranks` ranks, besides passes over all parameters."""
+    """What the optimizer runs on whole matrices of `parts`, dealt out among `ranks` ranks, besides passes over all parameters.
+    Those of experts that are spread over ep ranks are dealt out among the fewer ranks that have them.
+    """
     whole = optimizer_called(plan.optimizer).of_matrices
-    return whole.kernels(_matrices(parts), ranks) if whole else []
+    if whole is None:
+        return []
+    dense, spread = (_matrices(parts, spread) for spread in (False, True))
+    return whole.kernels(dense, ranks) + (whole.kernels(spread, max(1, ranks // plan.ep_of_copies)) if spread else [])
 
 
-def _matrices(parts: Sequence[LayerCost]) -> Matrices:
-    """Of layers between embedding and head."""
-    return matrices_of(gradient.shape for part in parts if part.name == "layer" for gradient in part.gradients)
+def _matrices(parts: Sequence[LayerCost], spread: bool) -> Matrices:
+    """Of layers between embedding and head. spread: of experts that are spread over ep ranks, or all others."""
+    gradients = (gradient for part in parts if part.name == "layer" for gradient in part.gradients)
+    return matrices_of(gradient.shape for gradient in gradients if gradient.spread == spread)
 
 
 def left_to_adam(plan: Plan, parts: Sequence[LayerCost]) -> float:
@@ -90,15 +97,31 @@ def left_to_adam(plan: Plan, parts: Sequence[LayerCost]) -> float:
     whole = optimizer_called(plan.optimizer).of_matrices
     if whole is None or not whole.rest:
         return 0.0
-    elements = sum(count * rows * columns for (rows, columns), count in _matrices(parts).items())
+    matrices = _matrices(parts, False) + _matrices(parts, True)
+    elements = sum(count * rows * columns for (rows, columns), count in matrices.items())
     return float(whole.rest * (sum(part.parameters for part in parts) - elements))
 
 
-def states_beside(plan: Plan, parts: Sequence[LayerCost]) -> float:
-    """Bytes of optimizer state of `parts` that do not go by parameters."""
+class StatesBeside(NamedTuple):
+    """Bytes of optimizer state of a rank that do not go by parameters, and those of experts that are spread over ep ranks."""
+
+    dense: float = 0.0
+    experts: float = 0.0
+
+    def sharded(self, plan: Plan, shards: float) -> float:
+        """Bytes of a rank when `shards` ranks share them, of experts fewer."""
+        return self.dense / shards + self.experts / max(1, shards // plan.ep_of_copies)
+
+
+def states_beside(plan: Plan, parts: Sequence[LayerCost]) -> StatesBeside:
+    """Those of `parts`."""
     whole = optimizer_called(plan.optimizer).of_matrices
-    of_matrices = sum(count * whole.states(shape) for shape, count in _matrices(parts).items()) if whole else 0.0
-    return left_to_adam(plan, parts) + of_matrices
+    if whole is None:
+        return StatesBeside()
+    dense, experts = (
+        float(sum(count * whole.states(shape) for shape, count in _matrices(parts, spread).items())) for spread in (False, True)
+    )
+    return StatesBeside(left_to_adam(plan, parts) + dense, experts)
 
 
 def update_workspace(plan: Plan, count: float, largest: float) -> float:

@@ -1,7 +1,8 @@
 """What a checkpoint is, by the plan: bytes in all, and what each node writes, holds and reads.
 
 Saved are weights as they are computed with, and the optimizer's states with the master weights: 14 bytes per parameter for Adam
-in mixed precision. Of frozen parameters there are weights alone, and with LoRA these are not saved again (PEFT's
+in mixed precision, 12 where PyTorch's FSDP has masters alone. Second copies of a tied embedding and of stages (Chimera, DualPipe)
+are not saved again, but read. Of frozen parameters there are weights alone, and with LoRA these are not saved again (PEFT's
 save_pretrained), but read on a restart. What several ranks have is saved once. With `parallel` saves every rank writes a part
 of what it shares with others (torch.distributed.checkpoint, Megatron-LM's --ckpt-fully-parallel-save); otherwise the first of
 those ranks writes all of it, and of sharded states each rank its shard (torch.save, Megatron-LM before).
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from strategies.job import Job
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import ModelCosts, parts
+from strategies.lowering.optimizer_step import states_beside
 from strategies.plan.resolved import Resolved
 from strategies.schedules import schedules
 
@@ -44,40 +46,59 @@ class CheckpointSize:
 def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
     """The checkpoint of a job."""
     resolved = job.resolve()
-    grid, copies = resolved.grid, resolved.copies
-    weight = float(resolved.bytes_per_element)
-    states = float(resolved.bytes_per_optimizer_state + resolved.hook.outer)
+    grid, copies, work = resolved.grid, resolved.copies, parts(job.model, resolved)
+    weight = float(resolved.bytes_of_states["parameter"])
+    states = float(resolved.bytes_of_states["optimizer"] + resolved.hook.outer)
     sharded = resolved.shards if "optimizer" in resolved.hook.shards else 1
     whole = resolved.shards if "parameter" in resolved.hook.shards else 1
-    write, read = np.zeros(grid.world), np.zeros(grid.world)
-    total = 0.0
-    stages = _by_rank(resolved, parts(job.model, resolved))
+    spread = max(1, resolved.ep_of_copies)
+    write, total = np.zeros(grid.world), 0.0
+    loads = [0.0] * resolved.pp  # bytes that each rank reads
+    stages = _by_rank(resolved, work)
     still = _frozen(job, resolved, stages)
     for rank, stage in enumerate(stages):
         experts = sum(part.experts for part in stage)
         replicated = sum(part.replicated for part in stage)
         dense = sum(part.parameters for part in stage) - experts - replicated
-        spread = max(1, resolved.ep_of_copies)
+        beside = states_beside(resolved, stage)
         unique = dense * resolved.tp + replicated + experts * resolved.tp * spread
-        total += unique * (weight + states) + still[rank]
+        saved = unique * (weight + states) + beside.dense + beside.experts * spread + still[rank]
+        total += saved
+        loads[rank] += sum(part.frozen_bytes for part in stage) / whole
+        loads[rank] += (dense + replicated) * weight / whole + experts * weight / max(1, whole // spread)
+        loads[rank] += (dense + replicated) * states / sharded + experts * states / max(1, sharded // spread)
+        loads[rank] += beside.sharded(resolved, sharded)
         ranks = grid.groups(("dp", "cp", "tp", "ep", "ep_node", "replica"), {"pp": rank}).ravel()
-        frozen = sum(part.frozen_bytes for part in stage)
-        read[ranks] = frozen / whole
-        for shards, size in ((whole, weight), (sharded, states)):  # fewer ranks share an expert
-            read[ranks] += ((dense + replicated) / shards + experts / max(1, shards // spread)) * size
         if parallel:
-            write[ranks] = (unique * (weight + states) + still[rank]) / len(ranks)
+            write[ranks] = saved / len(ranks)
         else:
             writing = ranks if whole > 1 else grid.groups(("dp", "cp", "replica"), {"pp": rank})[:, 0]
             write[writing] += still[rank] / len(writing)
             one, shared = dense + replicated / resolved.tp, ("dp", "cp", "replica")
-            alike = (*resolved.expert_sharing, "replica")
-            for elements, axes, equal in ((one, (*shared, "ep", "ep_node"), copies), (experts, alike, copies // spread)):
+            for elements, more, axes, equal in (
+                (one, beside.dense, (*shared, "ep", "ep_node"), copies),
+                (experts, beside.experts, (*resolved.expert_sharing, "replica"), copies // spread),
+            ):
                 first = grid.groups(axes, {"pp": rank})[:, 0]  # of the ranks with equal parameters
-                write[first] += elements * (weight + (states if sharded == 1 else 0.0))
-                write[ranks] += elements * states / equal if sharded > 1 else 0.0
+                whole_states = elements * weight * (whole == 1) + (elements * states + more) * (sharded == 1)
+                write[first] += whole_states
+                write[ranks] += (elements * (weight + states) + more - whole_states) / equal
+    if schedules[resolved.schedule].copies > 1:
+        loads = [own + other for own, other in zip(loads, reversed(loads), strict=True)]
+    elif work.tied and (last := _apart(resolved)) is not None:
+        loads[last] += work.tied * (weight / whole + (0.0 if work.tied_is_frozen else states / sharded))
+    read = np.zeros(grid.world)
+    for rank, load in enumerate(loads):
+        read[grid.groups(("dp", "cp", "tp", "ep", "ep_node", "replica"), {"pp": rank})] = load
     per_node = job.cluster.node.gpus
     return CheckpointSize(total, _nodes(write, per_node), _nodes(read, per_node), float(write.max()), job.model.parameters)
+
+
+def _apart(resolved: Resolved) -> int | None:
+    """The pipeline rank of the last stage, where it is not the first stage's."""
+    schedule, last = schedules[resolved.schedule], len(resolved.layers) - 1
+    places = {schedule.stage(rank, resolved.pp, chunk): rank for rank in range(resolved.pp) for chunk in range(resolved.chunks)}
+    return None if places[0] == places[last] else places[last]
 
 
 def _frozen(job: Job, resolved: Resolved, stages: list[list[LayerCost]]) -> list[float]:

@@ -163,6 +163,24 @@ def test_muon_in_a_step() -> None:
     assert spared == pytest.approx(4 * matrices / 8, rel=1e-3)
 
 
+def test_experts_are_dealt_out_among_the_ranks_that_have_them() -> None:
+    """Mixtral on 16 GPUs with ep = 4: of 8 experts in 32 layers a rank has 2, with matrices of 4096 × 28672 (gate and up) and
+    4096 × 14336; four ranks have the same experts.
+    """
+    plan = {"global_batch": 16, "sequence": 2048, "ep": 4, "optimizer": "muon"}
+    jobs = (
+        read_job(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan=plan | {"data_parallel": hook})
+        for hook in ("ddp", "zero1")
+    )
+    (alone, shared), every = map(muon_flops, jobs), [4096, 14336, 28672]
+    each = {columns: 5 * (4 * 4096**2 * columns + 2 * 4096**3) for columns in every}
+    qkv, output = (5 * (4 * 4096**2 * columns + 2 * 4096**3) for columns in (6144, 4096))
+    experts = 32 * 2 * (each[28672] + each[14336])
+    router = 5 * (4 * 8**2 * 4096 + 2 * 8**3)
+    assert alone == 32 * (qkv + output + router) + experts
+    assert shared == 32 * (qkv + output + router) / 16 + experts / 4
+
+
 @pytest.mark.parametrize(
     ("kind", "params", "plan"),
     [

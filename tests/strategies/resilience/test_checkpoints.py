@@ -79,6 +79,37 @@ def test_states_of_experts_are_shared_by_fewer_ranks(hook: str, weights: tuple[i
     assert checkpoint_size(asked).read.sum() == pytest.approx(12 * (dense + experts) + 2 * (all_ranks * dense + alike * experts))
 
 
+def test_second_copies_are_read_but_not_saved() -> None:
+    """GPT-2's matrix of embedding and head is on both of two pipeline ranks; Chimera has all stages twice."""
+    two = job({"pp": 2, "data_parallel": "ddp", "sequence": 1024}, "gpt2-1.5b")
+    model, size = two.model, checkpoint_size(two)
+    assert size.total == pytest.approx(14 * model.parameters)
+    assert size.read.sum() == pytest.approx(16 * 14 * (model.parameters + model.padded_vocabulary * model.hidden))
+    both = job({"pp": 2, "schedule": "chimera", "accumulation": 4})
+    assert checkpoint_size(both).total == pytest.approx(14 * both.model.parameters)
+    assert checkpoint_size(both).read.sum() == pytest.approx(16 * 2 * 14 * both.model.parameters)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_fsdp2_has_masters_alone(parallel: bool) -> None:
+    """fp32 parameters and two moments: a state dict of torch.distributed.checkpoint has no weights in bf16."""
+    asked = job({"data_parallel": "zero3", "kernels": "torch"})
+    size = checkpoint_size(asked, parallel)
+    assert [size.total, size.write.sum(), size.read.sum()] == [pytest.approx(12 * asked.model.parameters)] * 3
+    assert size.largest_rank == pytest.approx(12 * asked.model.parameters / 32)  # its shard, of parameters too
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_states_that_do_not_go_by_parameters(parallel: bool) -> None:
+    """Muon keeps a moment and the master, 10 bytes with the weight, and Adam's second moment of all but matrices of layers."""
+    asked = job({"data_parallel": "zero1", "optimizer": "muon"})
+    matrices = 32 * 4096 * (6144 + 4096 + 28672 + 14336)
+    size = checkpoint_size(asked, parallel)
+    expected = 10 * asked.model.parameters + 4 * (asked.model.parameters - matrices)
+    assert [size.total, size.write.sum()] == [pytest.approx(expected)] * 2
+    assert size.read.sum() == pytest.approx(expected + 31 * 2 * asked.model.parameters)
+
+
 def test_bloom_and_mt_nlg() -> None:
     """BLOOM's 176 B parameters were 2.3 TB (bigscience chronicles); MT-NLG's fp32 states take 42 minutes at 20 Gb/s (GEMINI)."""
     gpt3 = read_job(model="gpt3-175b", cluster="dgx-a100", nodes=48, plan={"tp": 4, "pp": 12, "data_parallel": "zero1"})
