@@ -50,10 +50,8 @@ def fused(
     collectives, as a factor; wrapping: more seconds of the host for each item; slowing: the factor of collectives that have
     their own.
     """
-    ready, late = (_Player(*free, launch, slowdown, slowing) for free in ((0.0, -inf), (-inf, 0.0)))
-    for (item, seconds), more in zip(works, wrapping or (0.0,) * len(works), strict=True):
-        ready.play(item, seconds, more)
-        late.play(item, seconds, more)
+    more = wrapping or (0.0,) * len(works)
+    ready, late = (_played(works, more, *free, launch, slowdown, slowing) for free in ((0.0, -inf), (-inf, 0.0)))
     return BlockCost(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
 
 
@@ -93,55 +91,62 @@ class Beside:
         return on_grid(min(seconds * (self.slowdown - 1), max(0.0, self.end - start) * (1 - 1 / self.slowdown)))
 
 
-class _Player:
-    """A sequence being played: when the GPU's compute stream, the stream beside it and the host are free."""
+class _Played(NamedTuple):
+    """A sequence that was played: when the GPU's compute stream and the host are free again; for the rest see `BlockCost`."""
 
-    def __init__(self, gpu: float, host: float, launch: float, slowdown: float, slowing: Mapping[Collective, float]) -> None:
-        self.gpu, self.host = gpu, host
-        self.beside: dict[str, float] = {}  # when each stream beside is free
-        self.launch, self.slowing, self.collectives = launch, slowing, Beside(slowdown)
-        self.ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
-        self.parts: CostParts = {}
-        self.kernels = 0.0
+    gpu: float
+    host: float
+    parts: CostParts
+    kernels: float
 
-    def play(self, item: Item, seconds: float, more: float = 0.0) -> None:
-        """Run one item, or launch it beside."""
+
+def _played(
+    works: Sequence[tuple[Item, float]],
+    wrapping: Sequence[float],
+    gpu: float,
+    host: float,
+    launch: float,
+    slowdown: float,
+    slowing: Mapping[Collective, float],
+) -> _Played:
+    """Run items one after the other, or launch them beside. gpu, host: when they are free."""
+    collectives, kernels, parts = Beside(slowdown), 0.0, CostParts()
+    beside: dict[str, float] = {}  # when each stream beside is free
+    ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
+
+    def add(part: str, label: str, seconds: float) -> None:
+        parts[part, label] = parts.get((part, label), 0.0) + seconds
+
+    def wait(end: float, what: Collective) -> float:
+        """When the GPU goes on, which waits for `what`."""
+        if gpu < end and gpu > -inf:
+            add(what.axis, what.label, end - gpu)
+        return max(gpu, end)
+
+    for (item, seconds), more in zip(works, wrapping, strict=True):
         if isinstance(item, Join):
-            self._wait(self.ends[item.collective].popleft(), item.collective)
-            return
-        self.host += self.launch + more
-        if isinstance(item, Start):
-            end = max(self.gpu, self.beside.get(item.stream, -inf), self.host) + seconds
-            self.collectives.add(end, self.slowing.get(item.collective))
-            self.beside[item.stream] = end
-            self.ends.setdefault(item.collective, deque()).append(end)
-            return
-        if isinstance(item, Collective):
-            self._wait(self.beside.get(SIDE_STREAM, -inf), item)
-            self._add(item.axis, item.label, seconds)
-            self.gpu = max(self.gpu, self.host) + seconds
-            return
-        start = max(self.gpu, self.host)
-        self.gpu = start + seconds + self._slowed(item, seconds, start)
-        self._add(item.phase, item.label, seconds)
-
-    def _wait(self, end: float, what: Collective) -> None:
-        if end > self.gpu:
-            if self.gpu > -inf:
-                self._add(what.axis, what.label, end - self.gpu)
-            self.gpu = end
-
-    def _slowed(self, kernel: Kernel, seconds: float, start: float) -> float:
-        """Seconds that a kernel takes longer because of the collectives beside it."""
-        shared, slowdown = self.collectives.end - start, self.collectives.slowdown
-        if shared <= 0 or slowdown == 1:
-            self.kernels += seconds
-            return 0.0
-        if seconds * slowdown > shared:
-            self.kernels += seconds - shared / slowdown
-        more = self.collectives.slowed(seconds, start)
-        self._add(SLOWDOWN, kernel.label, more)
-        return more
-
-    def _add(self, part: str, label: str, seconds: float) -> None:
-        self.parts[part, label] = self.parts.get((part, label), 0.0) + seconds
+            gpu = wait(ends[item.collective].popleft(), item.collective)
+            continue
+        host += launch + more
+        start = max(gpu, host)
+        if isinstance(item, Kernel):
+            shared, factor, longer = collectives.end - start, collectives.slowdown, 0.0
+            if shared <= 0 or factor == 1:
+                kernels += seconds
+            else:
+                if seconds * factor > shared:
+                    kernels += seconds - shared / factor
+                longer = collectives.slowed(seconds, start)
+                add(SLOWDOWN, item.label, longer)
+            gpu = start + seconds + longer
+            add(item.phase, item.label, seconds)
+        elif isinstance(item, Start):
+            end = max(start, beside.get(item.stream, -inf)) + seconds
+            collectives.add(end, slowing.get(item.collective))
+            beside[item.stream] = end
+            ends.setdefault(item.collective, deque()).append(end)
+        else:
+            gpu = wait(beside.get(SIDE_STREAM, -inf), item)
+            add(item.axis, item.label, seconds)
+            gpu = max(gpu, host) + seconds
+    return _Played(gpu, host, parts, kernels)

@@ -77,6 +77,7 @@ _WIDTH = {
 }  # bytes of an operand's element; of fp4 with scales
 SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
 FORWARD = ("forward", "recompute")  # phases of kernels of a forward pass
+REMEMBERED = 65536  # kernels, and products
 _CLOSEST = {"fp4": "fp8"}  # whose tiles are alike: it stands in where a type was not measured
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
 
@@ -191,8 +192,9 @@ class Prices:
         self.gpu = gpu
         self._sms = max(gpu.sms, 1)  # a CPU process counts as one
         self._shares, self._watts = _power_shares(profile.gpu, gpu)
-        self.seconds = lru_cache(maxsize=65536)(self._seconds)
+        self.seconds = lru_cache(maxsize=REMEMBERED)(self._seconds)
         self._curves: dict[str, GemmCurve] = {}
+        self._products: dict[Hashable, float] = {}
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         # what sim.pricing.transfers.collective_costs has worked out: algorithms by topology and grid, costs by wiring
         self.choices: dict[Hashable, Any] = {}
@@ -305,11 +307,20 @@ class Prices:
         traffic = operands, kernel.bytes - operands  # more than `stored` is what the result is added to, read and written
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
         reached = curve.aligned.get(kernel.alignment, 1.0) * (curve.batched if batch > 1 else 1.0)
-        product = Product((batch, m, n, k), traffic, reached, moved)
-        seconds = float(gemm_clocks(curve, Rates(peak, bandwidth, self._sms), product, self.profile.throttling)[1])
+        seconds = self._product(curve, Rates(peak, bandwidth, self._sms), Product((batch, m, n, k), traffic, reached, moved))
         if kernel.variant == EARLY_CUBLAS and kernel.dtype in curve.early:
             return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))
         return seconds
+
+    def _product(self, curve: GemmCurve, rates: Rates, product: Product) -> float:
+        """Seconds of a product, which several kernels may be: those of a forward pass and of its repetition."""
+        key = id(curve), rates, product  # curves stay
+        known = self._products.get(key)
+        if known is None:
+            if len(self._products) > REMEMBERED:
+                self._products.clear()
+            known = self._products[key] = float(gemm_clocks(curve, rates, product, self.profile.throttling)[1])
+        return known
 
     def _attention(self, kernel: Kernel) -> float:
         curve = self.profile.older.get(kernel.variant)

@@ -12,12 +12,13 @@ import numpy as np
 from sim.analysis import notes
 from sim.collectives import Ids
 from sim.pricing.prices import Prices
-from sim.pricing.transfers.algorithm_choice import AlgorithmChoice, At, Choice
+from sim.pricing.transfers.algorithm_choice import AlgorithmChoice, Choice
 from sim.pricing.transfers.link_merging import Wiring
 from sim.pricing.transfers.protocols import Shape
 from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
+from sim.pricing.transfers.transfer_prices import At
 from sim.program import SIDE_STREAM, Block, Collective, Program, Send
 from sim.remembered import remembered
 from topologies.links.sums import distinct
