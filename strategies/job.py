@@ -107,7 +107,8 @@ class Job:
     @property
     def target(self) -> Target:
         """What plans of the job are resolved for."""
-        return Target(self.model, self.cluster.gpus, _gpus(self.cluster).per_node or self.cluster.gpus, self.where)
+        columns = all(gpu.fp8_columns for gpu in _gpus(self.cluster).kinds)
+        return Target(self.model, self.cluster.gpus, _gpus(self.cluster).per_node or self.cluster.gpus, self.where, columns)
 
     @property
     def steps(self) -> tuple[Step, ...]:

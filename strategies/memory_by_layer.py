@@ -179,6 +179,7 @@ def _reasons(plan: Resolved, kind: str, textbook: int) -> Iterator[str]:
         yield "what is sharded is the fp32 master, cast when it is gathered"
     if kind == "optimizer" and planned != textbook:
         more = ", without the master, which is the parameter" if plan.masters_only else ""
+        more = more or ", without masters" * plan.updates_16_bits
         yield f"optimizer={plan.optimizer}{more}"
     if kind in plan.hook.shards and plan.shards > 1:
         yield f"sharded over {plan.shards} ranks ({plan.data_parallel})"

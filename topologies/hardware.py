@@ -35,6 +35,7 @@ class Gpu(Config):
     pcie: BytesPerSecond = Field(default=0.0, gt=0)  # of its slot; for nodes described by their edges
     multicast: bool = False  # takes part in sums and copies inside an NVSwitch (NVLink SHARP, Hopper and later)
     mxfp8: bool = False  # multiplies fp8 numbers of which 32 share a scale (OCP MX; Blackwell, CDNA 4 and later)
+    fp8_columns: bool = False  # multiplies fp8 numbers that lie by columns, too: nothing is turned before (NVIDIA's Blackwell)
     source: str = ""  # where the numbers come from
 
     @property

@@ -35,7 +35,7 @@ class Clipping:
 
     def __init__(self, plan: Plan, device: torch.device | str = "cpu") -> None:
         self.device = device  # where ranks meet that hold no gradients, too
-        self.clips, self.scaled = plan.clip_gradients, plan.precision == "fp16"
+        self.clips, self.scaled = plan.clip_gradients, plan.precision == "fp16" and plan.master_weights
         self.scale = SCALE if self.scaled else 1.0
         self.norm: float | None = None
         self.factor = self.clipped = 1.0  # that the last step's gradients were multiplied by, in all and to clip them

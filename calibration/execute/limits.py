@@ -68,6 +68,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "attention",
     "kernels",
     "precision",
+    "master_weights",
     "gradients",
     "optimizer",
     "clip_gradients",
@@ -193,6 +194,8 @@ def _reasons(job: Job, resolved: Resolved, emulated: bool) -> Iterator[str]:
         yield f"sequence_parallel=true with the learned positions of {model.name}: each rank would need its own rows"
     if plan.bytes_per_element == 2 and plan.gradients == "fp32" and plan.data_parallel != "zero3":
         yield f"gradients=fp32 of 16-bit weights: only FSDP2 (zero3) reduces them so, and not {plan.data_parallel}"
+    if plan.updates_16_bits and plan.precision == "fp16":
+        yield "master_weights=false with precision=fp16: without a loss scale small gradients are lost, on each rank others"
     if job.cluster.nodes > 1 and not under_launcher() and not emulated:
         yield f"{job.cluster.nodes} nodes need a process launcher on each; see --print-launch"
     if job.cluster.node.gpu.sms == 0 and resolved.grid.world > 16 * len(available_cores()) and not under_launcher():

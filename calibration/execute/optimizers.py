@@ -28,14 +28,14 @@ def optimizer_of(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any
 def with_masters(plan: Plan) -> tuple[type[torch.optim.Optimizer], dict[str, Any]]:
     """The same, with masters where weights have 16 bits."""
     kind, arguments = optimizer_of(plan)
-    return (Masters, {"kind": kind, "arguments": arguments}) if plan.bytes_per_element == 2 else (kind, arguments)
+    return (Masters, {"kind": kind, "arguments": arguments}) if plan.has_masters else (kind, arguments)
 
 
 def make_optimizer(plan: Plan, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """The plan's optimizer over `parameters`, which may have 16 bits."""
     kind, arguments = optimizer_of(plan)
     every = list(parameters)
-    if any(parameter.element_size() < 4 for parameter in every):
+    if plan.master_weights and any(parameter.element_size() < 4 for parameter in every):
         return Masters(every, kind, arguments)
     return kind(_groups(every), **arguments)
 

@@ -66,6 +66,7 @@ class KernelSet:
 
     fp8_scalings: ClassVar[tuple[str, ...]] = ()  # plan.fp8.scaling that it has
     torchao: ClassVar[bool] = False  # fp8 is torchao's; otherwise Transformer Engine's
+    norms_in_fp8: ClassVar[bool] = False  # a norm before a matrix is its module's, and may write fp8
     fp8_experts: ClassVar[bool] = False  # experts multiply in fp8; fp8.dispatch and fp8 storage are simulated
     fp8_gathers: ClassVar[str] = "optimizer"  # model state that a hook must shard for fp8.gather
 

@@ -5,9 +5,13 @@ router and the head stay as they are (Transformer Engine's `fp8_autocast` in Meg
 with torchtitan's filter). Every operand is cast by kernels of its own, bound by memory:
 
 * `kernels: megatron` and `torch` are Transformer Engine. A cast reads 16 bits and writes two copies, one by rows and one by
-  columns, as the weight gradient needs the other (Hopper's fp8 products take rows only; in mxfp8 scales belong to rows or
-  columns). The fp8 input is what a layer keeps for backward. Weights are cast in the first microbatch of a step and stay
-  (`is_first_microbatch`), but for zero3.
+  columns, as the weight gradient needs the other (in mxfp8 scales belong to rows or columns; where a tensor has one scale,
+  Blackwell's products take either, and one copy is made: is_non_tn_fp8_gemm_supported in transformer_engine/pytorch/utils.py).
+  What tp ranks gather of tensors with one scale comes by rows (supports_only_rowwise_all_gather) and is turned by each of them
+  before the weight gradient, all tokens (fp8_transpose in module/linear.py and layernorm_linear.py, since 1.0). The fp8 input is
+  what a layer keeps for backward. Weights are cast in the first microbatch of a step and stay (`is_first_microbatch`), but for
+  zero3. With delayed scaling the norm before Megatron-LM's products writes fp8 itself (layernorm_fwd in
+  pytorch/csrc/extensions/normalization.cpp), but for latent attention, experts and where an adapter reads its result, too.
 * `kernels: compiled` is torchao under torch.compile. Inputs are kept in 16 bits and cast again for the weight gradient, weights
   in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits.
 
@@ -56,21 +60,25 @@ class Casts(NamedTuple):
     weight_again: Passes = ()
 
 
-def _engine(fp8: Fp8, width: float) -> Casts:
-    """Transformer Engine's."""
+def _engine(fp8: Fp8, width: float, copies: int) -> Casts:
+    """Transformer Engine's. copies: see `Resolved.fp8_copies`."""
+    cast = _cast(fp8, width, copies)
+    return Casts(cast, (), cast, cast if not fp8.gather else TURNED if copies > 1 else ())
+
+
+def _cast(fp8: Fp8, width: float, copies: int) -> Passes:
+    """Transformer Engine's cast into so many copies."""
     maximum: Passes = (Pass("reduction", width),) if fp8.scaling in ("tensorwise", "nvfp4") else ()
-    cast: Passes = (*maximum, Pass("memory", width + 2 * fp8.width))
-    return Casts(cast, (), cast, TURNED if fp8.gather else cast)
+    return (*maximum, Pass("memory", width + copies * fp8.width))
 
 
-def _frozen(fp8: Fp8, width: float, lora: Lora | None) -> Casts:
+def _frozen(fp8: Fp8, width: float, lora: Lora | None, copies: int) -> Casts:
     """Transformer Engine's where the weight has no gradient: nothing needs operands by columns (requires_dgrad alone in
     transformer_engine/pytorch/module/linear.py) but, on Hopper, the weight.
     """
-    maximum: Passes = (Pass("reduction", width),) if fp8.scaling in ("tensorwise", "nvfp4") else ()
-    cast: Passes = (*maximum, Pass("memory", width + fp8.width))
+    cast = _cast(fp8, width, 1)
     if lora is None or lora.weights != "fp8":
-        return _engine(fp8, width)._replace(input=cast, gradient=cast)
+        return _engine(fp8, width, copies)._replace(input=cast, gradient=cast)
     return Casts(cast, (), cast, (), TURNED if lora.fp8_transposes == "made" else ())
 
 
@@ -126,6 +134,15 @@ class Fp8Products:
         return self.fp8.width if self.fp8 and (self.engine or self.fp8.scaling == "tensorwise") else self.rank.element
 
     @property
+    def sums_in_casts(self) -> bool:
+        """Whether the cast of a gradient that nobody gathers adds it up over tokens for the bias: Transformer Engine's
+        (fp8_cast_transpose_bgrad_fused in grad_output_preprocess of pytorch/module/base.py; bgrad_quantize of later versions).
+        Megatron-LM leaves it the bias of queries, keys and values alone, others are added by kernels of its own (skip_bias_add).
+        """
+        fused = self.rank.kernels.norms_in_fp8 and self.fp8 is not None and self.fp8.scaling in ("delayed", "mxfp8")
+        return fused and not self.rank.frozen
+
+    @property
     def late(self) -> bool:
         """Whether what tp ranks gather is cast only then, all tokens on every rank: where scales belong to rows or blocks,
         torchtitan takes PyTorch's own tensor parallelism (apply_tp in torchtitan/models/llama3/infra/parallelize.py), and its
@@ -139,8 +156,8 @@ class Fp8Products:
         return self.count * self.outputs * self.inputs if self.fp8 else 0
 
     def copies(self, elements: float) -> float:
-        """Bytes of an operand's two copies in fp8."""
-        return 2 * self.fp8.width * elements if self.fp8 else 0.0
+        """Bytes of an operand's copies in fp8."""
+        return self.rank.resolved.fp8_copies * self.fp8.width * elements if self.fp8 else 0.0
 
     def _run(self, what: str, phase: str, elements: float, passes: Passes) -> Items:
         return self.rank.run(f"{self.label} {what} in fp8", phase, elements, passes) if elements else ()
@@ -150,23 +167,43 @@ class Fp8Products:
         if self.fp8 is None:
             return Casts()
         if self.rank.frozen and self.engine:
-            return _frozen(self.fp8, self.rank.element, self.rank.resolved.lora)
-        return (_engine if self.engine else _torchao)(self.fp8, self.rank.element)
+            return _frozen(self.fp8, self.rank.element, self.rank.resolved.lora, self.rank.resolved.fp8_copies)
+        if self.engine:
+            return _engine(self.fp8, self.rank.element, self.rank.resolved.fp8_copies)
+        return _torchao(self.fp8, self.rank.element)
 
-    def input_casts(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
-        """Before the forward product: the input (so many elements) and, where it is not there yet, the weight. arrived: the input
-        came in fp8, by rows, and is only turned.
+    def _cast(self, usual: Passes, gathered: bool, in_fp8: bool) -> Passes:
+        """Passes over an operand of the rank: as `usual`, unless tp ranks gather it by rows, or it is in fp8 by rows already."""
+        if self.fp8 is None or not self.engine:
+            return usual
+        by_rows = gathered and self.fp8.of_tensors
+        if in_fp8:
+            turned = self.rank.resolved.fp8_copies > 1 and not by_rows and not (self.rank.frozen and self.fp8.of_tensors)
+            return TURNED if turned else ()
+        return _cast(self.fp8, self.rank.element, 1) if by_rows else usual
+
+    def input_casts(self, elements: float, gathered: bool = False, in_fp8: bool = False) -> Items:
+        """Before the forward product: the input (so many elements) and, where it is not there yet, the weight. in_fp8: the input
+        came in fp8, by rows.
         """
         casts, rank = self._casts, self.rank
         first = rank.resolved.microbatches if self.engine and not rank.resolved.shards_parameters else 1
         weight = self._run("weight", "forward", self.elements / first, casts.weight)
-        return (*self._run("input", "forward", elements, TURNED if arrived else casts.input), *self._maximum(gathered), *weight)
+        cast = self._run("input", "forward", elements, self._cast(casts.input, gathered, in_fp8))
+        return (*cast, *self._maximum(gathered), *weight)
 
-    def gradient(self, elements: float, gathered: bool = False, arrived: bool = False) -> Items:
+    def gradient(self, elements: float, gathered: bool = False, in_fp8: bool = False) -> Items:
         """Before the product that makes the input gradient: the output's gradient, and the weight if it did not stay."""
         weight = self._run("weight", "backward", self.elements, self._casts.weight_again)
-        cast = self._run("gradient", "backward", elements, TURNED if arrived else self._casts.gradient)
+        cast = self._run("gradient", "backward", elements, self._cast(self._casts.gradient, gathered, in_fp8))
         return (*cast, *self._maximum(gathered), *weight)
+
+    def turned(self, what: str, elements: float, gathered: bool) -> Items:
+        """Before the product that makes the weight gradient: an operand of so many elements on all tp ranks that was gathered by
+        rows.
+        """
+        by_rows = gathered and self.engine and self.fp8 is not None and self.fp8.of_tensors and not self.rank.frozen
+        return self._run(what, "backward", elements, TURNED) if by_rows and self.rank.resolved.fp8_copies > 1 else ()
 
     def again(self, elements: float, gathered: bool = False) -> Items:
         """Before the product that makes the weight gradient: the input, if it was not kept in fp8; one that was gathered in fp8

@@ -232,11 +232,11 @@ def _experts(rank: RankShapes, rows: Rows, label: str, inputs: int, outputs: int
     sums = (rank.reduction(f"{label} bias", "backward", rank.element * rows.held * n),) if bias else ()
     parameters, replicated = rows.experts * n * (k + bias), rows.experts * n * (bias and not columns and not rows.whole_experts)
     forward = (
-        *fp8.input_casts(rows.held * k, arrived=columns and _early(rank)),
+        *fp8.input_casts(rows.held * k, in_fp8=columns and _early(rank)),
         exact(rank.gemm(label, "forward", rows.each, n, k, rows.busy, dtype=fp8.dtype), rows),
     )
     input_gradient = (
-        *fp8.gradient(rows.held * n, arrived=not columns and _early(rank)),
+        *fp8.gradient(rows.held * n, in_fp8=not columns and _early(rank)),
         exact(rank.gemm(label, "backward", rows.each, k, n, rows.busy, dtype=fp8.dtype), rows),
     )
     return Operator(

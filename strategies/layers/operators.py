@@ -102,9 +102,11 @@ def column_linear(
     source: str = "",
     inputs: int = 0,
     parts: tuple[int, ...] = (),
+    normed: bool = False,
 ) -> Operator:
     """Matrix `inputs` (hidden) → `outputs`, cut by columns: this rank has `local` (outputs / tp) of them. source: name of its
-    input. parts: `local` of each matrix where a model has several in its place.
+    input. parts: `local` of each matrix where a model has several in its place. normed: its input is a norm's result, and nothing
+    else reads it.
     """
     hidden, tokens = inputs or rank.model.hidden, rank.tokens
     local = local or outputs // rank.tp
@@ -116,7 +118,8 @@ def column_linear(
     again = () if rank.gathers_once else gather
     kept = (tokens if rank.gathers_once else rank.local_tokens) * hidden  # elements of the input
     reduce = rank.reduce(f"{label} input gradient", "backward", hidden, inside and len(sizes) == 1)
-    casts = fp8.input_casts((tokens if fp8.late else rank.local_tokens) * hidden, bool(gather))
+    casts = fp8.input_casts((tokens if fp8.late else rank.local_tokens) * hidden, bool(gather), normed and rank.norms_in_fp8)
+    turned = fp8.turned("input", tokens * hidden, bool(gather))
     cast, recast = fp8.gradient(tokens * local), fp8.again(kept, bool(gather) and rank.gathers_once)
     result: Items = ()
     if inside:
@@ -127,15 +130,17 @@ def column_linear(
     sums = _added(rank, label, gathered, len(sizes))
     summed = (*gradients, *sums)
     back = rank.before_reduce(summed, reduce, inside) if rank.gathers_once else (*summed, *reduce)
-    each = [_weight_gradients(rank, label, size, hidden, bias, fp8.dtype) for size in reversed(sizes)]
+    summed_in_cast = label == "qkv" and fp8.sums_in_casts
+    each = [_weight_gradients(rank, label, size, hidden, bias, fp8.dtype, summed_in_cast) for size in reversed(sizes)]
     weights: Items = tuple(chain.from_iterable(each))
     both: Items = ()
     if rank.overlap("weight_gradient") and not rank.gathers_once:
-        both = (*recast, *beside((*cast, *summed), again), *beside(weights, reduce))
+        both = (*recast, *beside((*cast, *summed), again), *beside((*turned, *weights), reduce))
     elif len(sizes) > 1 and not reduce and not gather:  # autograd makes both gradients of a matrix, the last matrix first
         both = (
             *cast,
             *recast,
+            *turned,
             *chain.from_iterable((product, *own) for product, own in zip(gradients, each, strict=True)),
             *sums,
         )
@@ -144,7 +149,7 @@ def column_linear(
     return Operator(
         forward=(*result, *_multiplied(rank, fp8, gather, casts, products, inside), *added),
         input_gradient=(*cast, *back),
-        weight_gradient=(*recast, *again, *weights),
+        weight_gradient=(*recast, *again, *turned, *weights),
         both_gradients=both,
         saved={source or f"{label} input": fp8.kept * kept},
         for_weights=(source or f"{label} input",),
@@ -162,16 +167,17 @@ def _multiplied(
     return (*gather, *casts, *products) if fp8.late else (*casts, *rank.after_gather(gather, products, fused))
 
 
-def _weight_gradients(rank: RankShapes, label: str, size: int, inputs: int, bias: bool, dtype: str) -> Items:
-    """Gradients of a matrix `inputs` → `size` and of its bias."""
+def _weight_gradients(rank: RankShapes, label: str, size: int, inputs: int, bias: bool, dtype: str, summed: bool) -> Items:
+    """Gradients of a matrix `inputs` → `size` and of its bias. summed: as of `_bias_gradient`."""
     matrix = rank.weight_gemm(f"{label} weight", size, inputs, rank.tokens, dtype=dtype)
-    return matrix + _bias_gradient(rank, label, rank.tokens, size) if bias else matrix
+    return matrix + _bias_gradient(rank, label, rank.tokens, size, summed) if bias else matrix
 
 
-def _bias_gradient(rank: RankShapes, label: str, tokens: int, size: int) -> tuple[Kernel, ...]:
-    """The sum over tokens of the gradients of `size` features."""
+def _bias_gradient(rank: RankShapes, label: str, tokens: int, size: int, summed: bool = False) -> tuple[Kernel, ...]:
+    """The sum over tokens of the gradients of `size` features. summed: the kernel that casts them adds them up."""
     moved = rank.element * tokens * size
-    return (rank.reduction(f"{label} bias", "backward", moved), *rank.vectors(f"{label} bias", size))
+    there = () if summed else (rank.reduction(f"{label} bias", "backward", moved),)
+    return (*there, *rank.vectors(f"{label} bias", size))
 
 
 def _added(rank: RankShapes, label: str, size: int, ways: int) -> tuple[Kernel, ...]:
@@ -202,7 +208,7 @@ def row_linear(rank: RankShapes, label: str, inputs: int, bias: bool) -> Operato
     return Operator(
         forward=(*fp8.input_casts(tokens * local), *result, *forward),
         input_gradient=(*fills, *backward),
-        weight_gradient=(*fp8.again(tokens * local), *weights),
+        weight_gradient=(*fp8.again(tokens * local), *fp8.turned("gradient", tokens * hidden, bool(gather)), *weights),
         saved={f"{label} input": fp8.kept * tokens * local},
         for_weights=(f"{label} input",),
         temporary=rank.element * tokens * (local + (hidden if gather else 0)) + fp8.copies(tokens * hidden),
@@ -244,12 +250,17 @@ def replicated_linear(
     )
 
 
-def norm(rank: RankShapes, label: str, residual: bool = False, source: str = "", features: int = 0) -> Operator:
-    """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add."""
+def norm(
+    rank: RankShapes, label: str, residual: bool = False, source: str = "", features: int = 0, into_product: bool = False
+) -> Operator:
+    """A norm of the residual stream, or of so many features. With `residual`, its input also goes another way: gradients add.
+    into_product: nothing but a matrix reads its result.
+    """
     features = features or rank.model.hidden
     size, parameters = rank.element * rank.local_tokens * features, rank.model.norm_parameters(features)
     kernels, elements = rank.kernels, rank.local_tokens * features
     ways = kernels.norm(rank.model.norm == "rmsnorm", rank.element)
+    there = passes.narrowed(ways.forward, rank.element - FP8_WIDTH) if into_product and rank.norms_in_fp8 else ways.forward
     apart = residual and not kernels.compiled
     addition = (rank.memory(f"{label} residual", "backward", 3 * size),)
     kept = {source or f"{label} input": size}
@@ -258,7 +269,7 @@ def norm(rank: RankShapes, label: str, residual: bool = False, source: str = "",
         kept[f"{label} statistics"] = FLOAT * (size // rank.element // features) * (2 if one_operator else 1)
         if not one_operator:  # written out: see strategies.frameworks.pytorch.operators
             kept[f"{label} normed"] = size
-    forward: Items = (*rank.fills(label, "forward", size), *rank.run(label, "forward", elements, ways.forward))
+    forward: Items = (*rank.fills(label, "forward", size), *rank.run(label, "forward", elements, there))
     backward: Items = (*rank.fills(label, "backward", size), *rank.run(label, "backward", elements, ways.backward))
     if rank.resolved.sync_norm:
         gather, reduce = rank.statistics(label, features)

@@ -73,6 +73,12 @@ class RankShapes:
         return self.resolved.of_pytorch
 
     @property
+    def norms_in_fp8(self) -> bool:
+        """Whether a norm that is part of a product's module writes fp8."""
+        plan = self.resolved
+        return self.kernels.norms_in_fp8 and plan.fp8 is not None and plan.fp8.scaling == "delayed" and plan.lora is None
+
+    @property
     def batch(self) -> int:
         """Sequences of the microbatch."""
         return self.resolved.microbatch

@@ -28,15 +28,17 @@ def transformer_layer(rank: RankShapes, moe: Experts | None) -> list[Operator]:
         return _parallel(rank)
     if rank.model.mixer != "attention" or not rank.model.feed_forward:
         return _of_blocks(rank, moe)
-    before, after = norm(rank, "attention norm", residual=True, source="layer input"), norm(rank, "mlp norm", residual=True)
+    dense, latent = moe is None, rank.model.latent is not None
+    before = norm(rank, "attention norm", residual=True, source="layer input", into_product=not latent)
+    after = norm(rank, "mlp norm", residual=True, into_product=dense)
     return [
         replace(before, modules=("layernorm",), makes=("qkv input",)),
-        *attention(rank),
+        *attention(rank, normed=True),
         *_result_norm(rank, "attention"),
         residual(rank, "attention residual"),
         *(cross_attention(rank) if rank.model.cross else ()),
         replace(after, modules=("layernorm",), makes=("mlp up input", "mlp input")),
-        *(mixture(rank, moe) if moe else _mlp(rank)),
+        *(mixture(rank, moe) if moe else _mlp(rank, normed=True)),
         *_result_norm(rank, "mlp"),
         residual(rank, "mlp residual"),
     ]
@@ -94,13 +96,13 @@ def _parallel(rank: RankShapes) -> list[Operator]:
     ]
 
 
-def _mlp(rank: RankShapes, source: str = "") -> list[Operator]:
-    """source: name of its input where another block reads it, too."""
+def _mlp(rank: RankShapes, source: str = "", normed: bool = False) -> list[Operator]:
+    """source: name of its input where another block reads it, too. normed: as of `column_linear`."""
     model = rank.model
     width = model.ffn * (2 if model.gated else 1)
     tokens, columns = rank.tokens, model.ffn // rank.tp
     parts = (columns, columns) if model.gated else ()
-    up = column_linear(rank, "mlp up", width, model.mlp_bias, source=source, parts=parts)
+    up = column_linear(rank, "mlp up", width, model.mlp_bias, source=source, parts=parts, normed=normed)
     between = (
         eager.gated(rank, "activation", tokens * columns, saved="mlp up output")
         if rank.eager and model.gated

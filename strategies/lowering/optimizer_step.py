@@ -20,18 +20,18 @@ def passes_of(plan: Plan) -> list[tuple[str, float]]:
     they are divided by the loss scale and checked for infinities, in place; their norm is taken, to clip them (they are scaled
     only when it is too large, which is left out); each optimizer state is read and written with the fp32 master, whose copy in
     16 bits is then made; a buffer in which gradients are accumulated is set to zero. PyTorch's FSDP shards masters and their
-    gradients: nothing is copied, and gradients are dropped.
+    gradients: nothing is copied, and gradients are dropped. Without masters the update reads and writes weights as they are.
     """
-    width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.bytes_per_element == 2
+    width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.has_masters
     copied = mixed and not plan.masters_only
     main = 4 if mixed else gradient  # bytes of the gradients that the optimizer reads
     kind, states = optimizer_called(plan.optimizer), plan.bytes_per_optimizer_state
     update: list[tuple[str, float]] = [(plan.optimizer, main + 2 * states + (0 if mixed else 2 * width)), *kind.after]
     if not (plan.fused_optimizer and kind.fused):
-        update = [(f"{plan.optimizer} {name}", FLOAT * moved) for name, moved in kind.operators]
+        update = [(f"{plan.optimizer} {name}", (FLOAT if mixed else width) * moved) for name, moved in kind.operators]
     steps: list[tuple[str, float]] = [
         ("gradient copy", gradient + main if copied and gradient != main else 0),
-        ("loss unscaling", 2 * main if plan.precision == "fp16" else 0),
+        ("loss unscaling", 2 * main if plan.precision == "fp16" and mixed else 0),
         ("gradient norm", main if plan.clip_gradients else 0),
         ("gradient clipping", 2 * main if _clipped(plan) else 0),
         *update,
@@ -126,7 +126,7 @@ def states_beside(plan: Plan, parts: Sequence[LayerCost]) -> StatesBeside:
 
 def update_workspace(plan: Plan, count: float, largest: float) -> float:
     """Bytes that an update of `count` parameters takes for itself; of their tensors the largest has `largest` elements."""
-    if plan.bytes_per_gradient != 2 or plan.masters_only:
+    if plan.bytes_per_gradient != 2 or plan.masters_only or not plan.has_masters:
         return 0.0
     return plan.runtime.update_workspace(count, largest, plan.clip_gradients, plan.shards_parameters)
 

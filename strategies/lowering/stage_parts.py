@@ -169,13 +169,13 @@ class StageParts:
 
     @property
     def cached(self) -> Memory:
-        """fp8 copies of weights, by rows and by columns, that Transformer Engine keeps beside whole 16-bit parameters."""
+        """fp8 copies of weights that Transformer Engine keeps beside whole 16-bit parameters."""
         plan = self.plan
         alone = plan.lora is not None and plan.lora.weights == "fp8"  # there are no others
         if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters or alone:
             return ()
         fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
-        return (("parameter", 2.0 * plan.fp8.width * fp8),)
+        return (("parameter", float(plan.fp8_copies * plan.fp8.width * fp8)),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

@@ -95,7 +95,14 @@ class Computing(Config):
         "kernels=megatron",
     )
     precision: Literal["bf16", "fp16", "fp32", "tf32"] = Field(
-        "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters"
+        "bf16", description="arithmetic and activations; 16-bit keeps fp32 masters, unless master_weights=false"
+    )
+    master_weights: bool = Field(
+        True,
+        exclude_if=bool,
+        description="the optimizer updates fp32 copies of 16-bit weights; false: the weights themselves, of a model cast as "
+        "a whole (model.to(torch.bfloat16), torchtitan's training.dtype, Apex's opt level O3), without a loss scale; PyTorch's "
+        "optimizers then keep moments of 16 bits, too",
     )
     fp8: Fp8 | None = Field(
         None,
@@ -212,8 +219,21 @@ class Computing(Config):
         """Bytes of optimizer state per parameter: fp32 states, and an fp32 master copy when weights have 16 bits.
 
         Adam in mixed precision: 4 + 4 + 4 = 12, the K of the ZeRO paper (Rajbhandari et al. 2020, section 3.1). What Adam keeps
-        more where Muon leaves it parameters, and preconditioners, are counted by stages.
+        more where Muon leaves it parameters, and preconditioners, are counted by stages. Without masters PyTorch's optimizers
+        keep states in the weights' type (torch.zeros_like), Apex's in fp32 (apex/optimizers/fused_adam.py).
         """
         moments = BYTES[self.exp_avg_dtype] + BYTES[self.exp_avg_sq_dtype]
         states = moments if self.optimizer == "adam" else optimizer_called(self.optimizer).states
-        return states + (4 if self.bytes_per_element == 2 else 0)
+        if self.updates_16_bits and self.of_pytorch:
+            return states * self.bytes_per_element / 4
+        return states + (4 if self.has_masters else 0)
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether the optimizer updates fp32 copies of 16-bit weights."""
+        return self.bytes_per_element == 2 and self.master_weights
+
+    @property
+    def updates_16_bits(self) -> bool:
+        """Whether the optimizer updates weights of 16 bits."""
+        return self.bytes_per_element == 2 and not self.master_weights

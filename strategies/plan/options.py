@@ -125,6 +125,11 @@ class Fp8(Config):
         return layer < self.layers_at_start_in_bf16 or layer >= layers - self.layers_at_end_in_bf16
 
     @property
+    def of_tensors(self) -> bool:
+        """Whether all of a tensor shares one scale and no other."""
+        return self.scaling in ("delayed", "tensorwise")
+
+    @property
     def dtype(self) -> str:
         """Type of the operands of products."""
         return "fp4" if self.scaling == "nvfp4" else "fp8"

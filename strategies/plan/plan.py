@@ -267,7 +267,7 @@ class Plan(Degrees, Computing, FineTuning):
         """Whether what is sharded is the fp32 master, cast when it is gathered, and reduced gradients become fp32 (torch 2.13,
         FSDPParam, foreach_reduce; FSDP1's _cast_grad_to_param_dtype). Of offloaded states two copies are counted nevertheless.
         """
-        return self.pytorch_fsdp and self.bytes_per_element == 2 and self.offload is None
+        return self.pytorch_fsdp and self.has_masters and self.offload is None
 
     @property
     def casts_gradients(self) -> bool:

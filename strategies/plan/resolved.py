@@ -41,6 +41,7 @@ class Resolved(Plan):
     layers: tuple[int, ...]  # per virtual stage
     allotted: tuple[int, ...] = ()  # microbatches of each dp rank where not all have as many; `microbatches` is the most
     sequences_per_replica: tuple[int, ...] = ()  # of each dp rank in a step, where the last microbatch of some is not full
+    fp8_columns: bool = False  # the GPUs multiply fp8 numbers that lie by columns, too
     inner: int = 1  # ZeRO++: dp ranks of a node, which gather or reduce among themselves; 1 without
 
     @classmethod
@@ -115,6 +116,13 @@ class Resolved(Plan):
         """Whether every microbatch reduces its gradients: only a rank's shard is accumulated."""
         sharded = "gradient" in self.hook.shards and self.syncs_gradients == "every"
         return sharded and self.copies > 1
+
+    @property
+    def fp8_copies(self) -> int:
+        """Copies of an operand that Transformer Engine's products take: one by rows and one by columns, or one for both where it
+        has one scale and GPUs multiply it as it lies.
+        """
+        return 1 if self.fp8_columns and self.fp8 is not None and self.fp8.of_tensors else 2
 
     @property
     def document(self) -> float | None:
@@ -239,12 +247,13 @@ def _chunks(plan: Plan, where: str) -> int:
 
 
 class Target(NamedTuple):
-    """What a plan is resolved for. per_node: GPUs of a node; where: what errors name."""
+    """What a plan is resolved for. per_node: GPUs of a node; where: what errors name; fp8_columns: see `Gpu`."""
 
     model: Model
     gpus: int
     per_node: int
     where: str
+    fp8_columns: bool = False
 
 
 class Step(NamedTuple):
@@ -299,5 +308,6 @@ STEPS: tuple[Step, ...] = (
         lambda plan, filled, to: sum(filled["sequences_per_replica"]) or _sequences(plan, filled["dealt"], filled["dp"]),
     ),
     Step("allotted", lambda plan, filled, to: filled["dealt"] if len(set(filled["dealt"])) > 1 else ()),
+    Step("fp8_columns", lambda plan, filled, to: to.fp8_columns),
     Step("inner", lambda plan, filled, to: neighbours(plan, filled["dp"], to.per_node)),
 )

@@ -206,8 +206,40 @@ def test_the_optimizer_of_a_ds_config_is_honoured(
 
 
 @pytest.mark.parametrize(
+    ("plan", "states", "traffic"),
+    [
+        # fp32 gradient, two states and the master read and written; its copy; the norm, and fp16's scale
+        ({"kernels": "apex", "precision": "fp16"}, 12, (2 + 4) + 2 * 4 + 4 + (4 + 2 * 12) + (4 + 2)),
+        # Apex's FusedAdam keeps fp32 states of what it is given: the gradient read, states and weights read and written
+        ({"kernels": "apex", "precision": "fp16", "master_weights": False}, 8, 2 + (2 + 2 * 8 + 2 * 2)),
+        # PyTorch's keeps states of the weights' type; it scales gradients in every step
+        ({"kernels": "torch", "master_weights": False}, 4, 2 + 2 * 2 + (2 + 2 * 4 + 2 * 2)),
+        ({"kernels": "torch", "master_weights": False, "optimizer": "momentum"}, 2, 2 + 2 * 2 + (2 + 2 * 2 + 2 * 2)),
+    ],
+)
+def test_weights_of_16_bits_are_updated_as_they_are(plan: dict[str, Any], states: float, traffic: float) -> None:
+    asked = Plan(**plan)
+    assert (asked.bytes_per_optimizer_state, sum(moved for _, moved in passes_of(asked))) == (states, traffic)
+
+
+@pytest.mark.parametrize(
     ("plan", "message"),
     [
+        ({"master_weights": False, "precision": "fp32"}, "master_weights=false contradicts precision=fp32"),
+        ({"master_weights": False, "data_parallel": "zero1"}, "master_weights=false contradicts data_parallel=zero1"),
+        (
+            {"master_weights": False, "data_parallel": "ddp", "gradients": "fp32"},
+            "master_weights=false contradicts gradients=fp32",
+        ),
+        ({"master_weights": False, "deepspeed": {}}, "master_weights=false contradicts deepspeed"),
+        (
+            {"master_weights": False, "data_parallel": "ddp", "optimizer": "muon"},
+            "master_weights=false is not simulated with optim",
+        ),
+        (
+            {"master_weights": False, "data_parallel": "ddp", "kernels": "torch", "exp_avg_dtype": "fp32"},
+            "exp_avg_dtype=fp32 contradicts master_weights=false",
+        ),
         ({"optimizer": "adm"}, "'adm'; did you mean 'adam'"),
         ({"optimizer": "muon", "tp": 2}, "optimizer=muon with tp=2 is not simulated: it orthogonalises whole matrices"),
         ({"optimizer": "muon", "data_parallel": "zero3"}, "optimizer=muon with data_parallel=zero3 is not simulated"),

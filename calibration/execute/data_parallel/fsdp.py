@@ -58,7 +58,9 @@ class Zero3(Hook):
         return None
 
     def prepare(self, chunk: Chunk) -> None:
-        """Shards keep fp32, and get memory when they are shards."""
+        """Shards keep fp32, unless weights of 16 bits are updated, and get memory when they are shards."""
+        if self.setup.plan.updates_16_bits:
+            chunk.net.to(self.setup.dtype)
 
     def wrap(self, chunk: Chunk) -> nn.Module:
         """The chunk, sharded in place."""

@@ -32,7 +32,7 @@ class Megatron(KernelSet):
     """`kernels: megatron` in a plan: Megatron-Core with Transformer Engine."""
 
     options: MegatronOptions = MegatronOptions.model_validate({})
-    accumulates_in_products = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
+    accumulates_in_products = norms_in_fp8 = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
     beside_products = "weight_gradient"
     fp8_scalings = TRANSFORMER_ENGINE
     softmax_rows = 4

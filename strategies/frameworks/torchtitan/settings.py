@@ -43,6 +43,8 @@ def _read(path: Path) -> ReadSettings:
         "gradients": {"fp32": "fp32"}.get(training.choice("mixed_precision_reduce", _TYPES, "float32"), "same"),
         "sequence_parallel": plan.get("tp", 1) > 1,  # torchtitan's tensor parallel plans always split norms
     }
+    if training.choice("dtype", _TYPES, "float32") == "bf16":
+        plan["master_weights"] = False
     if training.value("global_batch_size", -1) != -1:
         plan["global_batch"] = training.integer("global_batch_size")
     asynchronous = parallel.flag("enable_async_tensor_parallel", False)
@@ -173,7 +175,11 @@ def _recompute(plan: Plan) -> dict[str, str]:
 def _types(plan: Plan) -> dict[str, str]:
     names = {ours: theirs for theirs, ours in _TYPES.items()}
     precision = names.get(plan.precision, "float32")
-    return {"mixed_precision_param": precision, "mixed_precision_reduce": "float32" if plan.gradients == "fp32" else precision}
+    whole = {"dtype": precision} if plan.updates_16_bits else {}
+    return {
+        "mixed_precision_param": precision,
+        "mixed_precision_reduce": "float32" if plan.gradients == "fp32" else precision,
+    } | whole
 
 
 def _fp8(plan: Plan) -> dict[str, dict[str, Any]]:

@@ -23,12 +23,12 @@ E5M6 = 1.5  # bytes of a number with 5 bits of exponent and 6 of mantissa
 LOG_SUM_EXP = 4  # bytes: flash attention keeps one fp32 number per query and head (arXiv:2205.14135)
 
 
-def attention(rank: RankShapes, features: int = 0) -> list[Operator]:
+def attention(rank: RankShapes, features: int = 0, normed: bool = False) -> list[Operator]:
     """The pieces of attention, in the order of the forward pass. features: of a token that queries, keys and values are made of
-    (hidden).
+    (hidden). normed: as of `column_linear`.
     """
     model = rank.model
-    before = projections(rank, model.latent) if model.latent else _projections(rank, features)
+    before = projections(rank, model.latent) if model.latent else _projections(rank, features, normed)
     if model.sinks:
         before.append(Operator(weight_gradient=rank.vectors("sinks", rank.heads), shapes=((rank.heads,),)))
     flash = rank.resolved.fused_attention
@@ -70,7 +70,7 @@ def _output(rank: RankShapes, after: Operator) -> list[Operator]:
     return [Operator(forward=(there,), input_gradient=(back,)), kept]
 
 
-def _projections(rank: RankShapes, features: int) -> list[Operator]:
+def _projections(rank: RankShapes, features: int, after_norm: bool) -> list[Operator]:
     model, dim = rank.model, rank.model.head_dim
     queries, keys = rank.tokens * rank.heads * dim, rank.tokens * rank.kv_heads * dim
     outputs = model.query_features + 2 * model.kv_heads * dim
@@ -80,7 +80,7 @@ def _projections(rank: RankShapes, features: int) -> list[Operator]:
     apart = rank.kernels.compiled or rank.kernels.separate_products
     joined = () if apart else (2 * rank.element * (queries + gate + 2 * keys),)
     operators = [
-        column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), inputs=features, parts=parts),
+        column_linear(rank, "qkv", outputs, model.attention_bias, sum(parts), inputs=features, parts=parts, normed=after_norm),
         *([_of_shared_heads(rank, outputs)] if model.kv_heads < rank.tp else []),
         Operator(input_gradient=tuple(rank.memory("qkv gradients", "backward", moved) for moved in joined)),
     ]

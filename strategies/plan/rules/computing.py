@@ -37,6 +37,8 @@ def computes(plan: Plan, model: Model) -> Iterator[str]:
         yield from _fp8(plan, plan.fp8, model)
     if plan.deterministic:
         yield from _deterministic(plan, model)
+    if not plan.master_weights:
+        yield from _without_masters(plan)
     for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
         if getattr(plan, field) != "fp32":
             yield from _moments(plan, f"{field}={getattr(plan, field)}")
@@ -95,6 +97,28 @@ def _updates(plan: Plan) -> Iterator[str]:
         yield f"{said} with data_parallel={plan.data_parallel} is not simulated: it {what}; {hooks_with}"
     if plan.offload is not None:
         yield f"{said} with offload is not simulated: it {what}"
+
+
+def _without_masters(plan: Plan) -> Iterator[str]:
+    """Who updates weights of 16 bits."""
+    said = "master_weights=false contradicts"
+    if plan.bytes_per_element != 2:
+        yield f"{said} precision={plan.precision}, whose weights have no copies"
+    if plan.deepspeed is not None:
+        yield f"{said} deepspeed, whose optimizers of 16-bit weights keep fp32 masters"
+    elif "optimizer" in plan.hook.shards and not plan.of_pytorch:
+        yield f"{said} data_parallel={plan.data_parallel}: with kernels={plan.kernels} its shards are fp32 masters"
+    if plan.gradients == "fp32":
+        yield f"{said} gradients=fp32: the optimizer reads gradients of the weights' type"
+    for field in ("exp_avg_dtype", "exp_avg_sq_dtype"):
+        if plan.of_pytorch and field in plan.model_fields_set:
+            yield f"{field}={getattr(plan, field)} contradicts master_weights=false: PyTorch's moments have the weights' type"
+    unknown = {
+        f"optimizer={plan.optimizer}": optimizer_called(plan.optimizer).of_matrices is not None,
+        "offload": plan.offload is not None,
+        f"data_parallel={plan.data_parallel}": plan.hook.local,
+    }
+    yield from (f"master_weights=false is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _options(plan: Plan) -> Iterator[str]:

@@ -52,11 +52,11 @@ MIDDLE = {"pp": 2, "accumulation": 4}
 DATA = Path(__file__).parents[2] / "data"
 
 
-FP16 = {"gpu": {"based_on": "cpu-core", "peak": {"fp32": "120 GFLOP/s", "fp16": "120 GFLOP/s"}}}
+SIXTEEN = {"gpu": {"based_on": "cpu-core", "peak": dict.fromkeys(("fp32", "fp16", "bf16"), "120 GFLOP/s")}}
 
 
 def job(name, gpus, model, **plan):
-    cluster = {"based_on": "cpu-gloo", "node": {"gpus": gpus} | (FP16 if plan.get("precision") == "fp16" else {})}
+    cluster = {"based_on": "cpu-gloo", "node": {"gpus": gpus} | (SIXTEEN if plan.get("precision", "fp32") != "fp32" else {})}
     read = read_job(model=model, cluster=cluster, plan={"precision": "fp32", "microbatch": 2, "algorithm": "auto", **plan})
     return replace(read, name=name)
 
@@ -69,6 +69,11 @@ TWO = {
     "16-bit gradients": job("16-bit gradients", 2, SHORT, data_parallel="ddp_fp16"),
     "powersgd": job("powersgd", 2, GPT | {"hidden": 64}, data_parallel="ddp_powersgd", accumulation=2),
     "fp16": job("fp16", 2, SHORT, precision="fp16", accumulation=2),
+    "bf16": job("bf16", 2, SHORT, precision="bf16", accumulation=2),
+    "bf16 without masters": job("bf16 without masters", 2, SHORT, precision="bf16", master_weights=False, accumulation=2),
+    "zero3 without masters": job(
+        "zero3 without masters", 2, SHORT, precision="bf16", master_weights=False, data_parallel="zero3"
+    ),
     "zero1": job("zero1", 2, SHORT, data_parallel="zero1", accumulation=2, recompute="full"),
     "zero redundancy optimizer": job("zero redundancy optimizer", 2, FLAT, data_parallel="zero_redundancy_optimizer"),
     "zero2": job("zero2", 2, FLAT, data_parallel="zero2", accumulation=2),
@@ -163,8 +168,10 @@ FOUR = {
 def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_process(jobs, monkeypatch):
     """One start of processes for all jobs. `validate` compares losses, gradients and parameters, and raises."""
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")  # compiled layers without SIMD: g++ is done in half the time
+    peaks = {}
     for validated in validate(list(jobs.values()), seconds=0):
         name, compared = validated.job.name, validated.execution.compared
+        peaks[name] = next((row.predicted, row.measured) for row in validated.rows if row.what == "memory")
         assert compared["losses"][0] > compared["losses"][-1], name
         distances = compared["loss"], compared["gradient"] or 0.0, compared["norm"] or 0.0, compared["update"]
         assert max(distances) <= compared["tolerance"], name
@@ -180,6 +187,9 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
             row = next(row for row in validated.rows if row.what == "memory")
             assert row.measured > HELD[name] * validated.job.model.parameters
             assert row.error == pytest.approx(0, abs=0.05), name
+    if "bf16" in peaks:  # fp32 copies and two fp32 states, or two states in bf16: 4 + 8 − 4 bytes a parameter
+        less = [a - b for a, b in zip(peaks["bf16"], peaks["bf16 without masters"], strict=True)]
+        assert less == [8 * jobs["bf16"].model.parameters] * 2
 
 
 def test_a_model_that_one_process_cannot_hold_is_compared_layer_by_layer(monkeypatch):

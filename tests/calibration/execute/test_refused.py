@@ -91,6 +91,7 @@ CASES: list[Case] = [
     ("any other field of a plan: fp8, sync_norm of a transformer …", {"plan": {"fused_optimizer": False}}),
     ("options of how a model is written", {"plan": {"joined_products": True, "kernels": "torch"}}),
     ("fp32 gradients of 16-bit weights", {"node": SIXTEEN, "plan": {"precision": "fp16", "gradients": "fp32"}}),
+    ("fp16 without masters", {"node": SIXTEEN, "plan": {"precision": "fp16", "master_weights": False}}),
     ("sequence parallelism with learned positions", {"model": GPT, "plan": {"tp": 2, "sequence_parallel": True}}),
     ("nodes without a launcher", {"cluster": {"based_on": "dgx-h100", "nodes": 2}}),
     ("many more processes than cores", {"node": {"gpus": 1024}}),

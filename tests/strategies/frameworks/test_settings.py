@@ -150,6 +150,7 @@ PLANS = [
     ("deepspeed", dict(data_parallel="zero1", overlap=False, optimizer="momentum", fused_optimizer=False)),
     ("deepspeed", dict(data_parallel="zero1", overlap=False, fused_optimizer=False)),
     ("torchtitan", dict(data_parallel="zero3", gradients="fp32", kernels="torch", fused_optimizer=False)),
+    ("torchtitan", dict(data_parallel="zero3", kernels="torch", master_weights=False)),
     ("deepspeed", dict(data_parallel="zero3", gradients="fp32", accumulation=4)),
     ("deepspeed", dict(data_parallel="zero3", recompute="full", deepspeed={"cpu_checkpointing": True})),
     ("deepspeed", dict(data_parallel="zero3", offload={"optimizer": "nvme", "parameters": "cpu"})),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -24,8 +25,8 @@ def job(cluster: str = "dgx-h100", **plan: Any) -> Any:
     return read_job(None, {"plan": {"sequence": TOKENS, **plan}}, model="llama-3.1-8b", cluster=cluster, nodes=1)
 
 
-def layer(**plan: Any) -> LayerCost:
-    asked = job(**plan)
+def layer(cluster: str = "dgx-h100", **plan: Any) -> LayerCost:
+    asked = job(cluster, **plan)
     return parts(asked.model, asked.resolve()).layer(0)
 
 
@@ -115,6 +116,40 @@ def test_tp_ranks_gather_fp8() -> None:
 
     assert moved() == 2 * 2 * TOKENS * HIDDEN
     assert moved(**MEGATRON) == 2 * TOKENS * HIDDEN
+
+
+@pytest.mark.parametrize(
+    ("cluster", "scaling", "local", "all_tokens"),
+    [("dgx-h100", "delayed", 3, 2), ("dgx-h100", "tensorwise", 5, 2), ("hgx-b200", "delayed", 3, 0), ("hgx-b200", "mxfp8", 4, 0)],
+)
+def test_what_came_by_rows_is_turned_on_every_rank(cluster: str, scaling: str, local: int, all_tokens: int) -> None:
+    """Of the rank's own tokens 2 bytes are read (2 more for the maximum) and 1 or 2 copies written, of all that were gathered one
+    is read by rows and written by columns, which Hopper needs. With scales that are known (delayed) the norm writes fp8.
+    """
+    tp: dict[str, Any] = {"tp": 8, "sequence_parallel": True, "kernels": "megatron", "fp8": {"scaling": scaling}}
+    part = layer(cluster=cluster, **tp)
+
+    def moved(label: str, items: Iterable[Any]) -> float:
+        return float(sum(item.bytes for item in items if isinstance(item, Kernel) and item.label == label))
+
+    size = TOKENS * HIDDEN
+    assert moved("mlp down gradient in fp8", part.backward) == size / 8 * local + size * all_tokens
+    for name in "qkv", "mlp up":
+        assert moved(f"{name} input in fp8", part.forward) == (0 if scaling == "delayed" else size / 8 * local)
+        assert moved(f"{name} input in fp8", part.backward) == size * all_tokens
+    assert moved("mlp norm", part.forward) == size / 8 * (3 if scaling == "delayed" else 4)
+
+
+def test_a_norm_that_another_reads_too_writes_16_bits() -> None:
+    """Adapters read its result, too; and PyTorch's modules are norms by themselves."""
+
+    def norms(**plan: Any) -> list[float]:
+        return [item.bytes for item in layer(**plan).forward if isinstance(item, Kernel) and item.label == "mlp norm"]
+
+    size = TOKENS * HIDDEN
+    assert norms(**MEGATRON) == [3 * size]
+    assert norms(**MEGATRON, lora={"rank": 16, "targets": ["q_proj"]}) == norms() == [4 * size]
+    assert norms(kernels="torch", fp8={"scaling": "delayed"}) == norms(kernels="torch")
 
 
 def test_rows_are_scaled_when_all_tokens_are_there() -> None:
@@ -207,9 +242,15 @@ def test_nvfp4_operands_have_4_bits_and_a_scale_of_8_per_16() -> None:
 
 
 def test_an_operand_is_there_twice_while_its_products_run() -> None:
-    """By rows and by columns: NVFP4's 4 bits with a scale of 8 for 16 numbers, twice; nothing where operands have 16 bits."""
-    for plan, each in (NVFP4, 2 * NUMBER), ({"fp8": {}}, 2.0), ({}, 0.0):
-        asked = job(cluster="hgx-b200", **plan)
+    """By rows and by columns: NVFP4's 4 bits with a scale of 8 for 16 numbers, twice; nothing where operands have 16 bits.
+
+    Where a tensor has one scale, Blackwell multiplies it either way.
+    """
+    b200, h100 = "hgx-b200", "dgx-h100"
+    mx, tensors = {"fp8": {"scaling": "mxfp8"}}, {"fp8": {"scaling": "tensorwise"}}
+    cases = (b200, NVFP4, 2 * NUMBER), (b200, mx, 2.0), (b200, tensors, 1.0), (h100, tensors, 2.0), (b200, {}, 0.0)
+    for cluster, plan, each in cases:
+        asked = job(cluster=cluster, **plan)
         assert Fp8Products(RankShapes(asked.model, asked.resolve()), "mlp up", FFN, HIDDEN).copies(1000) == 1000 * each
 
 

@@ -92,6 +92,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "scatter_gather": st.sampled_from(["deepspeed", "deepspeed_forward", "megatron"]),
     "recompute_modules": st.sampled_from([["layernorm"], ["mlp", "core_attn"], ["moe"], ["moe_act", "shared_experts"]]),
     "expandable_segments": st.just(True),
+    "master_weights": st.just(False),
     "exp_avg_dtype": st.just("bf16"),
     "exp_avg_sq_dtype": st.just("bf16"),
     "deterministic": st.just(True),
