@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from topologies.documents import limits, syntaxes
-from topologies.documents.errors import CompleteError, UserError, folded, nearest, part_of, shown
+from topologies.documents.errors import CompleteError, UserError, folded, kind_of, nearest, part_of, shown
 from topologies.documents.syntaxes import MalformedError
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "build",
     "folded",
     "is_there",
+    "kind_of",
     "line_of",
     "lines_of",
     "load_text",
@@ -144,7 +145,7 @@ def parse_yaml(text: str, path: Path) -> dict[str, Any]:
 
 def _mapping(data: Any, path: Path) -> dict[str, Any]:
     if not isinstance(data, dict):
-        raise UserError(f"{path}: expected a mapping of fields, found {type(data).__name__}")
+        raise UserError(f"{path}: expected a mapping of fields, found {kind_of(data)}")
     return data
 
 

@@ -127,7 +127,8 @@ def command(
     from strategies.planner.search.search import WINDOW, Search
     from strategies.planner.search.space import default_space, load_space, parse_axis
     from strategies.planner.search.workers.executors import engine
-    from strategies.planner.uncertainty import interval
+    from strategies.planner.uncertainty import with_interval
+    from strategies.predict import predict
     from topologies.documents.units import size, watts
     from topologies.reading import UserError
 
@@ -171,7 +172,8 @@ def command(
     bar = None
     if answer.best and not answer.ended:
         with suppress(TimeUp), Deadline(limit, began).cut():
-            bar = interval(read(answer.best["changes"]), answer.best["step"])
+            best = read(answer.best["changes"])
+            bar = with_interval(best, predict(best)).interval
     if as_json:
         from reports.tables.search import as_data
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from topologies.reading import UserError, load_text, parse_document
+from topologies.reading import UserError, kind_of, load_text, parse_document
 
 GROWTH = 200_000  # letters that stand in place of variables: one in terms of two others doubles every time
 MOST = 2**20  # bytes of a script
@@ -22,7 +22,7 @@ def arguments(path: Path) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml", ".json"):
         words = parse_document(text, path)
         if not isinstance(words, list):
-            raise UserError(f"{path}: expected a list of arguments, found {type(words).__name__}")
+            raise UserError(f"{path}: expected a list of arguments, found {kind_of(words)}")
         words = [str(word) for word in words]
     else:
         words = _words(text, path)

@@ -79,11 +79,6 @@ def with_interval(job: Job, summary: Summary, timeline: Timeline | None = None) 
     return replace(summary, interval=interval_of(timeline or played(job), summary.step_seconds, differ))
 
 
-def interval(job: Job, seconds: float) -> Interval:
-    """The interval around `seconds`, the job's step. Raises UserError for impossible jobs."""
-    return interval_of(played(job), seconds)
-
-
 def interval_of(timeline: Timeline, step: float, others: Mapping[str, float] = MappingProxyType({})) -> Interval:
     """The interval around `step` of a job whose timeline (see `strategies.predict.played`) is known. others: standard deviations
     of its logarithm that are no prices'.

@@ -102,7 +102,7 @@ def test_a_broken_file_is_one_line(tmp_path: Path, text: str, line: str) -> None
 def test_what_no_reader_knows_is_taken_for_a_description(tmp_path: Path) -> None:
     path = tmp_path / "dump.txt"
     path.write_text("hello")
-    with pytest.raises(UserError, match="dump.txt: expected a mapping of fields, found str"):
+    with pytest.raises(UserError, match="dump.txt: expected a mapping of fields, found a text"):
         load_cluster(str(path))
 
 

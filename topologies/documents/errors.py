@@ -25,6 +25,13 @@ def shown(value: object, most: int = 80) -> str:
         return "a number of thousands of digits"
 
 
+def kind_of(value: object) -> str:
+    """What a value of a document is, as its format calls it, not Python."""
+    kinds: tuple[tuple[type, str], ...] = ((dict, "a mapping"), (list, "a list"), (str, "a text"), (bool, "true or false"))
+    number = "a number" if isinstance(value, int | float) else type(value).__name__
+    return "nothing" if value is None else next((name for kind, name in kinds if isinstance(value, kind)), number)
+
+
 class UserError(ValueError):
     """A mistake in what the user gave; the message is one complete line."""
 

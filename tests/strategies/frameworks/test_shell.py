@@ -54,7 +54,7 @@ def test_flags_of_a_script(read: Any, text: str, flags: dict[str, Any]) -> None:
 def test_a_list_of_arguments(read: Any) -> None:
     assert read("[--tp, 2, --flag, --rate, 0.5]", "run.yaml") == {"tp": 2, "flag": True, "rate": "0.5"}
     assert read('["--tp", "2"]', "run.json") == {"tp": 2}
-    with pytest.raises(UserError, match="expected a list of arguments, found dict"):
+    with pytest.raises(UserError, match="expected a list of arguments, found a mapping"):
         read("tp: 2", "run.yaml")
 
 

@@ -254,6 +254,7 @@ def test_plan_proves_its_answer_and_its_arguments_simulate_to_it() -> None:
     again = [text for name, value in changes if value is not None for text in ("--set", f"{name}={json.dumps(value)}")]
     answer = json.loads(call("simulate", *JOB[:-2], *again, "--json").output)
     assert answer["step_seconds"] == data["best"]["step"]
+    assert answer["interval"] == data["interval"]
     assert ", microbatch 2, " in call("plan", *JOB, *space, "--vary", "plan.microbatch=2").output.splitlines()[0]
     assert call("plan", *JOB, *space, "--max-memory", "1 GB").exit_code == 2
 
