@@ -72,9 +72,11 @@ class TransferPrices:
         self._known = self._known_of(prices)
 
     def _known_of(self, prices: Prices) -> Known:
-        """What is known under these prices."""
-        known: Known = prices.choices.setdefault((self.topology, self.grid), Known())
-        return known
+        """What is known under these prices: prices that are others scaled share with them what was chosen, but no rates."""
+        every: dict[Prices, Known] = prices.choices.setdefault((self.topology, self.grid), {})
+        if prices not in every:
+            every[prices] = Known(next(iter(every.values())).chosen if every else {})
+        return every[prices]
 
     def _of(self, traffic: Traffic) -> GroupRates:
         """The prices of groups by the kinds of their GPUs."""
