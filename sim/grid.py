@@ -100,6 +100,11 @@ class Grid:
         """How many ranks have these coordinates."""
         return math.prod(degree for axis, degree in self.sizes if axis not in at)
 
+    def numbers(self, axes: tuple[str, ...], at: dict[str, int]) -> NDArray[np.int64]:
+        """The number of the group along `axes` of each of the ranks at these coordinates."""
+        others = {axis: place for axis, place in at.items() if axis not in axes}
+        return self.group_of(self.groups((), at).ravel(), axes, others)
+
     def group_of(self, ranks: NDArray[np.int64], axes: tuple[str, ...], at: dict[str, int] | None = None) -> NDArray[np.int64]:
         """The number of the group of each of `ranks`, as `groups` has them; `ranks` are at the coordinates `at`."""
         number, stride, groups = np.zeros_like(ranks), 1, 1

@@ -12,7 +12,6 @@ from sim.grid import Grid
 from sim.op_index import op_index
 from sim.program import Block, Collective, Program
 from sim.remembered import remembered
-from sim.timeline import Timeline
 from topologies.links.sums import distinct
 from topologies.links.topology import Ids
 
@@ -51,16 +50,15 @@ class Groups(NamedTuple):
 
 class Places:
     """Ranks of a cohort that meet inside blocks are one place. Where cohorts share their ranks (`Program.allotments`), places of
-    each stand for all of them, and those that run another program come to nothing.
+    each stand for all of them, and those that run another program come to nothing. lane: of each rank of a cohort, None: one.
     """
 
-    def __init__(self, timeline: Timeline) -> None:
-        self.op_costs, self.grid = timeline.op_costs, timeline.program.grid
-        self._at = [cohort.at for cohort in timeline.program.cohorts]
-        self.inside = axes_inside(timeline.program)
+    def __init__(self, program: Program, lane: Ids | None = None) -> None:
+        self.grid = program.grid
+        self._at = [cohort.at for cohort in program.cohorts]
+        self.inside = axes_inside(program)
         self._example, self._place = _arranged(self.grid, tuple(self._at[0].items()), self.inside)
         self.count = len(self._example)
-        lane, program = timeline.op_costs.lane, timeline.program
         self._lane = np.zeros(self.count, np.int64) if lane is None else lane[self._example]
         allotted = np.array(program.allotments or np.zeros(len(self._place), np.int64))[self._example]
         self._own = [allotted == cohort.allotment for cohort in program.cohorts]
@@ -88,7 +86,8 @@ class Places:
     def groups(self, work: Collective, cohort: int) -> Ids:
         """The group of each place of a collective that is an op; of a place that runs another program, one of its own."""
         alone = -1 - cohort * self.count - np.arange(self.count)
-        return np.where(self._own[cohort], self.op_costs.groups(work, cohort)[self._example], alone)
+        groups = self.grid.numbers(() if work.cohorts else work.axes, self._at[cohort])
+        return np.where(self._own[cohort], groups[self._example], alone)
 
     def slowest(self, kernels: Floats) -> list[Floats]:
         """By cohort, the largest factor of the ranks of each place, shape (places, samples)."""

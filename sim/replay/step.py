@@ -11,7 +11,7 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -19,9 +19,9 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from sim.op_index import op_index
-from sim.program import Collective
 from sim.replay.block_times import BlockTimes, DrawnBlocks, block_numbers
 from sim.replay.level_times import ends_by_levels
+from sim.replay.meetings import Meeting, meetings
 from sim.replay.node_times import NodeTimes, PlayedCohort
 from sim.replay.places import Column, Floats, Groups, Places
 from sim.replay.program_graph import ProgramGraph, program_graph
@@ -78,13 +78,6 @@ class Replayed:
         return self.places.by_rank(self.through)
 
 
-class Meeting(NamedTuple):
-    """Nodes that start together, in the order of evaluation, and the groups in which their ranks meet; None: by themselves."""
-
-    members: list[int]
-    groups: Groups | None
-
-
 def _most(seconds: Column) -> float:
     """On the place where it is most."""
     return seconds if isinstance(seconds, float) else float(seconds.max())
@@ -106,7 +99,7 @@ class StepReplay:
         self.program = timeline.program  # not the timeline, which may keep its replay
         if self.program.cohorts[0].steady:
             raise UserError("a steady state of an asynchronous schedule is not replayed: it is a part of what was played")
-        self.places = Places(timeline)
+        self.places = Places(self.program, timeline.op_costs.lane)
         every = [nodes(PlayedCohort(timeline, self.places, number)) for number in range(len(self.program.cohorts))]
         self.nodes = NodeTimes.joined(every)
         self._block, self._first_block = block_numbers(self.program)
@@ -131,49 +124,11 @@ class StepReplay:
 
     @cached_property
     def _meetings(self) -> dict[int, Meeting]:
-        return self._met[0]
+        return meetings(self.program).across
 
     @cached_property
     def _alone(self) -> dict[int, Groups]:
-        return self._met[1]
-
-    @cached_property
-    def _met(self) -> tuple[dict[int, Meeting], dict[int, Groups]]:
-        """By node to which ranks of other cohorts come, too, where they meet; and by any other whose ranks meet, their groups."""
-        known: dict[Hashable, Groups | None] = {}
-        meetings, alone, together = dict[int, Meeting](), dict[int, Groups](), self.graph.together
-        for number, first in enumerate(self.graph.first[:-1]):
-            for _, op, ops in op_index(self.program.cohorts[number]).works:
-                if not isinstance(op.work, Collective):
-                    continue
-                nodes = (first + ops).tolist()
-                if nodes[0] not in together:
-                    groups = self._groups([(op.work, number)], known)
-                    alone |= dict.fromkeys(nodes, groups) if groups else {}
-                    continue
-                for members in map(together.__getitem__, nodes):
-                    if members[0] not in meetings:
-                        works = [(self._collective(each), self.graph.cohort(each)) for each in members]
-                        meetings |= dict.fromkeys(members, Meeting(members, self._groups(works, known)))
-        return meetings, alone
-
-    def _collective(self, node: int) -> Collective:
-        cohort = self.graph.cohort(node)
-        return cast(Collective, self.program.cohorts[cohort].like(node - self.graph.first[cohort]).work)
-
-    def _groups(self, works: list[tuple[Collective, int]], known: dict[Hashable, Groups | None]) -> Groups | None:
-        """The groups in which ranks meet, of the collectives of one or several cohorts."""
-        # groups are numbered by the other coordinates: alike in cohorts that fix the same axes, unless they share their ranks
-        own = bool(self.program.allotments)
-        key = tuple(
-            [
-                (() if work.cohorts else work.axes, cohort if own else tuple(self.program.cohorts[cohort].at))
-                for work, cohort in works
-            ]
-        )
-        if key not in known:
-            known[key] = Groups.of([self.places.groups(*each) for each in works])
-        return known[key]
+        return meetings(self.program).alone
 
     # -- times -----------------------------------------------------------------------------------------------------------
 

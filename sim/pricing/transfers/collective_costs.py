@@ -248,9 +248,7 @@ class CollectiveCosts(AlgorithmChoice):
         axes = () if isinstance(work, Send) or work.cohorts else work.axes
         group_of = self._groups.get((axes, cohort))
         if group_of is None:
-            grid, at = self.grid, self._at[cohort]
-            ranks = grid.groups((), dict(at)).ravel()
-            group_of = self._groups[axes, cohort] = grid.group_of(ranks, axes, dict(_across(at, axes)))
+            group_of = self._groups[axes, cohort] = self.grid.numbers(axes, dict(self._at[cohort]))
         return group_of
 
     def lanes(self, unlike: Ids, most: int) -> Ids | None:

@@ -121,7 +121,7 @@ def test_bounds_and_replays_draw_alike() -> None:
     model = {"name": "small", "hidden": 1024, "layers": 8, "heads": 16, "vocabulary": 32000, "context": 2048}
     job = read_job(model=model | {"experts": {"experts": 4, "chosen": 2, "ffn": 512}}, cluster="dgx-h100", nodes=8, plan=plan)
     timeline = simulate(job)
-    places, grid = Places(timeline), timeline.program.grid
+    places, grid = Places(timeline.program, timeline.op_costs.lane), timeline.program.grid
     factors = drawn(64, samples_of(places.count), 0.1)
     assert factors.shape == (64, 64)
     expected = places.slowest(factors)
