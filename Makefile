@@ -7,7 +7,7 @@ unexport PYTHONDONTWRITEBYTECODE  # or each of the tests' processes would compil
 
 DEMO := examples/demo.yaml --cluster out/demo/machine.cluster.yaml --profile out/demo/machine.yaml
 
-.PHONY: demo test check docs site wheel bench gpu mutants calibrate clean
+.PHONY: demo test pytest check docs site wheel bench gpu mutants calibrate clean
 
 $(VENV)/ready: pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "shardyard needs Python 3.11 or newer")'
@@ -31,7 +31,10 @@ demo: $(VENV)/ready  ## measure this machine, plan, run the plan for real, compa
 	$(BIN)/shardyard report examples/llama-3.1-70b.yaml --without published --output out/llama-3.1-70b
 	@printf '\nopen out/llama-3.1-70b/report.html and out/demo/validation.png\n'
 
-test: check  ## style, types and tests
+test: $(VENV)/ready  ## style and types (on one core), and tests beside them
+	@$(MAKE) --no-print-directory --jobs 2 check pytest
+
+pytest: $(VENV)/ready  ## tests alone
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 check: $(VENV)/ready

@@ -22,6 +22,7 @@ from topologies.reading import build
 
 # torch's; tensors are tiny, and on a busy machine a product of them takes 20 times as long with threads that wait for each other
 os.environ["OMP_NUM_THREADS"] = "1"
+gc.set_threshold(500_000, 20, 20)  # as `shardyard.command_line` does: looking for cycles took an eighth of the time
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts background jobs with Ctrl-C ignored
 
 

@@ -102,7 +102,7 @@ Read = Callable[[Path], Any]
 
 
 def job_of(**given: Any) -> None:
-    read_job(**{"model": SMALL, "cluster": "dgx-h100"} | given).resolve()
+    read_job(**{"model": SMALL, "cluster": "dgx-h100", "plan": {}} | given).resolve()
 
 
 def result_of(path: Path) -> None:
@@ -322,13 +322,13 @@ FIELDS.append("")
 
 def test_broken_options_are_read_or_refused_with_one_line() -> None:
     chance = random.Random("options")
-    job = read_job(model=SMALL, cluster="dgx-h100")
+    job = read_job(model=SMALL, cluster="dgx-h100", plan={})
     refused = 0
     for _ in range(6 * INPUTS):
         value = chance.choice((chance.choice(TEXTS), json.dumps(chance.choice(VALUES)), json.dumps(odd(chance, SPACE))))
         option = f"{chance.choice(FIELDS)}={value}"
         for read in (
-            lambda option=option: read_job(None, [option], model=SMALL, cluster="dgx-h100").resolve(),
+            lambda option=option: read_job(None, [option], model=SMALL, cluster="dgx-h100", plan={}).resolve(),
             lambda option=option: absolute(parse_axis(option), job),
         ):
             text = refusal(read)

@@ -26,7 +26,6 @@ from calibration.execute.setup import Setup
 from calibration.launch.launcher import under_launcher
 from calibration.launch.place import Place
 from calibration.machine import describe
-from calibration.measure.anchors import Readings
 from strategies.job import Job
 from topologies.reading import UserError
 
@@ -52,7 +51,8 @@ def work(place: Place, jobs: Sequence[Job], seconds: float, streamed: Sequence[b
     for number, job in enumerate(jobs, 1):
         every: list[Any] = [None] * place.world
         partly, drifts = (number <= len(marks) and marks[number - 1] for marks in (streamed, drifting))
-        torch.compiler.reset()  # a job's layers are not compiled where those of one before were
+        if job.plan.kernel_set.compiled:
+            torch.compiler.reset()  # a job's layers are not compiled where those of one before were
         dist.gather_object(_execution(place, job, seconds, partly, drifts), every if place.rank == 0 else None)
         gc.collect()  # modules and their hooks are cycles
         if place.rank == 0:
@@ -110,7 +110,11 @@ def _execution(place: Place, job: Job, seconds: float, streamed: bool, drifts: b
     with Counting() as counting, copies_counted(counting), threads_counted(counting):
         runner.step()
     drifts = drifts and bool(seconds) and not job.effects  # a rank that is throttled is slow on purpose
-    anchors = Readings(place) if drifts else None
+    anchors = None
+    if drifts:
+        from calibration.measure.anchors import Readings
+
+        anchors = Readings(place)
     times = asdict(measure(runner, seconds, anchors.visit if anchors else _nothing)) if seconds else None
     runner.finish()
     stamp = {"date": datetime.now(UTC).isoformat(timespec="seconds")}

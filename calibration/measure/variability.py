@@ -12,8 +12,6 @@ from __future__ import annotations
 import time
 
 import numpy as np
-from scipy.integrate import quad
-from scipy.stats import norm
 
 from calibration.measure.bench import LEAST, Array, Bench, Probe, Reading, spread, trimmed
 from calibration.measure.grid import Grid
@@ -52,4 +50,7 @@ def deviations(seconds: Array) -> Array:
 
 def slowest(count: int) -> float:
     """The expected largest of so many standard normal numbers: 0.564 of two, 1.423 of eight."""
+    from scipy.integrate import quad
+    from scipy.stats import norm
+
     return float(quad(lambda z: z * count * norm.pdf(z) * norm.cdf(z) ** (count - 1), -10, 10)[0])

@@ -2,14 +2,34 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import pytest
 from click.testing import CliRunner, Result
 
 import shardyard
+from calibration.fit.machine import kernels
 from calibration.samples import Merged
 
 MODEL = {"name": "tiny", "layers": 2, "hidden": 128, "heads": 2, "vocabulary": 256, "context": 64}
+
+
+@pytest.fixture(scope="module")
+def one_search() -> Iterator[None]:
+    """Curves of the same samples are searched for once."""
+    known: dict[tuple[Any, ...], dict[str, float]] = {}
+    search: Callable[..., dict[str, float]] = kernels.search
+
+    def once(price: Any, bounds: Any, seconds: Any, out: Any) -> dict[str, float]:
+        key = (*bounds.items(), *seconds, *out)
+        if key not in known:
+            known[key] = search(price, bounds, seconds, out)
+        return dict(known[key])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "search", once)
+        yield
 
 
 def case(part: str, value: float, context: str = "alone", **sizes: Any) -> Merged:

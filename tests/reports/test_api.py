@@ -214,10 +214,10 @@ def test_report(job: shardyard.Job, tmp_path: Path) -> None:
 
 
 def test_validate_published() -> None:
-    answer = shardyard.validate(published=True, sources=("korthikanti-2022",))
+    answer = shardyard.validate(published=True, sources=("megatron-ci-2025",))
     errors = [row["error"] for row in answer if row["error"] is not None]
-    assert len(errors) == 9
-    assert max(map(abs, errors)) < 0.1
+    assert len(errors) == 5
+    assert max(map(abs, errors)) < 0.2
     assert answer.frame()["row"].is_unique
 
 

@@ -15,7 +15,8 @@ FILES = Path(__file__).parents[1] / "data" / "models"
 
 
 def job(model: str, changes: dict[str, Any]) -> Any:
-    return read_job(model=model, cluster="dgx-h100", overrides={f"model.{field}": value for field, value in changes.items()})
+    overrides = {f"model.{field}": value for field, value in changes.items()}
+    return read_job(model=model, cluster="dgx-h100", plan={}, overrides=overrides)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,8 @@ def test_heads_that_the_stated_key_value_heads_do_not_divide_are_refused_by_name
 
 def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
     fields = {"name": "small", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 32}
-    inline = read_job(model=fields, cluster="dgx-h100", overrides={"model.heads": 4})
-    assert inline.model == read_job(model=fields | {"heads": 4}, cluster="dgx-h100").model
+    inline = read_job(model=fields, cluster="dgx-h100", plan={}, overrides={"model.heads": 4})
+    assert inline.model == read_job(model=fields | {"heads": 4}, cluster="dgx-h100", plan={}).model
     assert job("gpt3-175b", {"heads": 48}).model.parameters == job("gpt3-175b", {}).model.parameters
 
 
@@ -195,7 +196,7 @@ def test_a_sequence_that_was_not_asked_for_is_said() -> None:
 def test_a_model_may_be_said_by_overrides_alone() -> None:
     fields = {"name": "own", "hidden": 64, "layers": 2, "heads": 4, "vocabulary": 100, "context": 16}
     said = [{"model": fields}, {f"model.{field}": value for field, value in fields.items()}]
-    expected = read_job(model=fields, cluster="dgx-h100").model
-    assert [read_job(cluster="dgx-h100", overrides=overrides).model for overrides in said] == [expected, expected]
+    expected = read_job(model=fields, cluster="dgx-h100", plan={}).model
+    assert [read_job(cluster="dgx-h100", plan={}, overrides=overrides).model for overrides in said] == [expected, expected]
     with pytest.raises(UserError, match="model: field 'hidden' is required"):
         read_job(cluster="dgx-h100", overrides={"model.name": "own"})

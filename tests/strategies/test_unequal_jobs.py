@@ -25,6 +25,11 @@ def job(**fields: object) -> Job:
     return read_job(None, model="llama-3.1-8b", cluster=MIXED, plan=plan | fields)
 
 
+def shallow(asked: Job) -> Job:
+    """With as many layers as four stages of two chunks need."""
+    return replace(asked, model=asked.model.model_copy(update={"layers": 8}))
+
+
 def test_no_faster_than_the_slow_half_and_no_slower_than_if_all_were_slow() -> None:
     """A batch is shared out equally: the step is that of A100 alone, with a synchronisation over H100 too."""
     step = predict(job()).step_seconds
@@ -38,13 +43,13 @@ def test_no_faster_than_the_slow_half_and_no_slower_than_if_all_were_slow() -> N
 
 @pytest.mark.parametrize("plan", [{}, {"tp": 2, "pp": 2}, {"tp": 4, "data_parallel": "zero3"}, {"pp": 4, "tp": 4}])
 def test_folded_is_unfolded_to_the_bit(plan: dict) -> None:
-    played = [simulate(job(**plan), fold=fold) for fold in (True, False)]
+    played = [simulate(shallow(job(**plan)), fold=fold) for fold in (True, False)]
     assert played[0].step == played[1].step
     assert len(played[0].lanes) < len(played[1].lanes)
 
 
 def test_which_gpus_limit_is_said() -> None:
-    answer = predict(job(tp=1, microbatch=8, global_batch=512))
+    answer = predict(shallow(job(tp=1, microbatch=32, global_batch=2048)))
     assert not answer.fits
     assert {kind.gpu for kind in answer.gpu_kinds} == {"a100-sxm-80gb", "h100-sxm"}
     assert sum(kind.ranks for kind in answer.gpu_kinds) == answer.gpus == 64
@@ -60,9 +65,11 @@ def test_which_gpus_limit_is_said() -> None:
                 "--cluster",
                 MIXED,
                 "--set",
-                "plan.microbatch=8",
+                "model.layers=8",
                 "--set",
-                "plan.global_batch=512",
+                "plan.microbatch=32",
+                "--set",
+                "plan.global_batch=2048",
             ],
         )
         .output.partition("(a100-sxm-80gb, node 0)")[0]
@@ -197,7 +204,7 @@ def test_effects_act_on_them(effect: str) -> None:
 
 
 def test_advice_keeps_the_shares_of_the_jobs_own_plan() -> None:
-    candidates = advise(read_job("examples/mixed-gpus.yaml"), predict, depth=2).candidates
+    candidates = advise(shallow(read_job("examples/mixed-gpus.yaml")), predict, depth=2).candidates
     own = next(candidate for candidate in candidates if candidate.name == "the job's plan")
     assert own.job.plan.microbatches_per_replica == (9, 9, 23, 23)
     assert own.summary.step_seconds < 1.01 * candidates[0].summary.step_seconds

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from calibration.execute.limits import ready
-from calibration.fit.machine import kernels
+from calibration.fit.machine.kernels import PHYSICS
 from calibration.fit.machine.profile import Fit
 from calibration.gpu_day.stages import SETS
 from calibration.samples import Merged
@@ -24,26 +23,10 @@ from tests.calibration.conftest import case
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
 
+pytestmark = pytest.mark.usefixtures("one_search")
 H100, V100 = load_profile("h100"), load_profile("v100")
 CLUSTER = load_cluster("dgx-h100")
 HEAD = {"device": "cuda", "machine": "NVIDIA H100 80GB HBM3", "versions": "torch", "ranks": 8}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_search() -> Iterator[None]:
-    """The same products, whose curve is searched for once."""
-    known: dict[tuple[float, ...], dict[str, float]] = {}
-    search: Callable[..., dict[str, float]] = kernels.search
-
-    def once(price: Any, bounds: Any, seconds: Any, out: Any) -> dict[str, float]:
-        key = tuple(seconds)
-        if key not in known:
-            known[key] = search(price, bounds, seconds, out)
-        return known[key]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kernels, "search", once)
-        yield
 
 
 def product(m: int, n: int, k: int) -> Kernel:
@@ -82,7 +65,7 @@ def test_the_power_limit_and_what_was_not_measured_stay() -> None:
     old = H100.gemm["bf16"].model_copy(update={"early": {"bf16": 0.5}, "batched": 0.9})
     mine = fitted(bursts(), H100.model_copy(update={"gemm": dict(H100.gemm) | {"bf16": old}})).result.profile
     new = mine.gemm["bf16"]
-    assert [getattr(new, name) for name in kernels.PHYSICS] == [getattr(old, name) for name in kernels.PHYSICS]
+    assert [getattr(new, name) for name in PHYSICS] == [getattr(old, name) for name in PHYSICS]
     assert mine.gemm["fp8"] == H100.gemm["fp8"]
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan=dict(data_parallel="zero3", global_batch=16, sequence=4096))
     shipped, own = predict(job, H100), predict(job, mine)

@@ -412,7 +412,7 @@ def test_one_slow_gpu_of_many_costs_a_handful_of_lanes() -> None:
 )
 def test_what_cannot_be_is_one_line(given: object, message: str) -> None:
     with pytest.raises(UserError) as raised:
-        read_job(model=SMALL, cluster="dgx-h100", effects=[given])
+        read_job(model=SMALL, cluster="dgx-h100", plan={}, effects=[given])
     assert message in str(raised.value)
     assert "\n" not in str(raised.value)
 

@@ -104,7 +104,7 @@ def test_whatever_resolves_plays() -> None:
             precision="fp32" if "cpu" in cluster else "fp16",
         )
         try:
-            asked = job(cluster, random.choice([1, 2, 3]), **plan)
+            asked = job(cluster, random.choice([1, 2, 3]), model=MODEL | {"layers": pp}, **plan)
             asked.resolve()
         except UserError:
             continue
@@ -146,7 +146,7 @@ def test_too_many_kinds_are_as_slow_as_the_slowest(toy_cluster, toy_prices, monk
 )
 def test_one_of_each_kind_stands_for_all(cluster, nodes, node, plan, number, near) -> None:
     """The same times as with a lane for every rank, to the bit where traffic of one kind meets equal traffic."""
-    asked = job(cluster, nodes, node, **plan)
+    asked = job(cluster, nodes, node, MODEL | {"layers": 4}, **plan)
     folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
     assert len(folded.lanes) == number * plan.get("pp", 1)
     assert len(unfolded.lanes) == asked.cluster.gpus
@@ -216,7 +216,7 @@ def test_folded_equals_unfolded_where_groups_share_links(cluster, nodes, plan) -
 def test_a_long_chain_whose_hops_are_told_apart_by_siblings_plays_rank_by_rank() -> None:
     """72 ranks in a chain: hops beside those of the other chain are of other sorts, of which it has fewer when alone."""
     plan = {"tp": 2, "data_parallel": "zero_redundancy_optimizer", "order": "dp-tp-pp-cp-ep"}
-    asked = job("dgx-a100", 24, {"gpus": 6, "nics": 1}, **plan)
+    asked = job("dgx-a100", 24, {"gpus": 6, "nics": 1}, MODEL | {"layers": 2}, **plan)
     folded, unfolded = (simulate(asked, fold=fold) for fold in (True, False))
     assert unfolded.step == pytest.approx(folded.step, rel=0.05)
 

@@ -34,7 +34,7 @@ def test_a_synchronous_step_waits_for_the_slowest_of_so_many(toy_cluster, toy_pr
     """Ten seconds of kernels on each rank, then an all-reduce of a second or two, which no GPU makes longer."""
     sync = Collective("all_reduce", 1e9, "dp", "gradients")
     cohort = Cohort({}, [Op("compute", block(10.0)), Op("dp", sync, (Ref(0, 0),))])
-    timeline = varied(program(cohort, dp=ranks), toy_cluster(ranks), toy_prices())
+    timeline = varied(program(cohort, dp=ranks), toy_cluster(2, ranks // 2), toy_prices())
     waited = waiting(timeline)
     noise = 3 * 0.83 / waited.samples**0.5  # the standard deviation of the larger of two is 0.826, of more ranks less
     assert waited.seconds == pytest.approx(10 * SIGMA * EXPECTED[ranks], abs=10 * SIGMA * noise)

@@ -309,4 +309,4 @@ def test_fields_of_a_config_json_may_be_anything(field: str, tmp_path: Path) -> 
     plain = json.loads((Path(__file__).parents[2] / "data/models/qwen2-7b.json").read_text())
     for value in ODD:
         (file := tmp_path / "config.json").write_text(json.dumps(plain | {field: value}))
-        mistake(lambda file=file: read_job(model=str(file), cluster="dgx-h100"))
+        mistake(lambda file=file: read_job(model=str(file), cluster="dgx-h100", plan={}))

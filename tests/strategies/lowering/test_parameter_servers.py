@@ -74,7 +74,7 @@ def test_a_nic_of_two_gpus(answer) -> None:
 
 def test_workers_that_share_nics(toy_job, toy_prices) -> None:
     """The four L40S of a socket share a NIC of 200 Gb/s, and the eight of a node the one before a server."""
-    cluster = shardyard.read_job(model="gpt2-1.5b", cluster="pcie-l40s", nodes=2).cluster
+    cluster = shardyard.read_job(model="gpt2-1.5b", cluster="pcie-l40s", nodes=2, plan={}).cluster
     setting = parameter_servers(replace(toy_job(1, 1), cluster=cluster), toy_prices(), 1, "sync", 5).setting
     assert setting.workers == cluster.node.gpus
     assert setting.worker == pytest.approx(25e9 / 4)
@@ -90,7 +90,7 @@ def test_gpus_of_a_torus_without_nics(toy_job, toy_prices) -> None:
         node = {"gpu": "h100-sxm", "gpus": gpus, "wiring": "switch", "nvlink": "1 TB/s", "pcie": "1 TB/s", "nics": 0}
         torus = {"kind": "torus", "dims": dims, "link": "1 GB/s", "hop_latency": "0 s"}
         wired = {"name": "torus", "node": node, "fabric": torus, "nodes": nodes}
-        cluster = shardyard.read_job(model="gpt2-1.5b", cluster=wired, nodes=nodes).cluster
+        cluster = shardyard.read_job(model="gpt2-1.5b", cluster=wired, nodes=nodes, plan={}).cluster
         return parameter_servers(replace(toy_job(1, 1), cluster=cluster), toy_prices(), 1, "sync", 5).setting
 
     block, ring = setting(4, 2, 4, 2), setting(2, 3, 6)

@@ -107,9 +107,8 @@ def test_sync_batch_norm_exchanges_statistics_of_every_norm() -> None:
         assert [each.bytes for each in sent(asked, "statistics")] == [8 * 4 * (2 * channels + 1) for channels in CHANNELS]
         assert [each.bytes for each in sent(asked, "sums")] == [4 * 2 * channels for channels in reversed(CHANNELS)]
     assert not sent(job(built()), "statistics")
-    one = read_job(
-        None, model=built(synchronised=True), input="3x8x8", cluster={"based_on": "dgx-a100", "node": {"gpus": 1, "nics": 1}}
-    )
+    single = {"based_on": "dgx-a100", "node": {"gpus": 1, "nics": 1}}
+    one = read_job(None, model=built(synchronised=True), input="3x8x8", cluster=single, plan={})
     assert not sent(one, "statistics")
     with pytest.raises(UserError, match="sync_norm=true: .* has no batch normalisation"):
         read_job(
@@ -124,7 +123,7 @@ def test_what_a_synchronised_norm_waits_for_is_exposed() -> None:
 
 @pytest.mark.parametrize(("name", "sample", "parameters"), [("lenet", "3x32x32", 62_006), ("mnist", "1x28x28", 44_426)])
 def test_the_courses_nets_have_their_parameters(name: str, sample: str, parameters: int) -> None:
-    asked = read_job(None, model=f"{EXAMPLES}/lenet.py:{name}", input=sample, cluster="dgx-a100")
+    asked = read_job(None, model=f"{EXAMPLES}/lenet.py:{name}", input=sample, cluster="dgx-a100", plan={})
     costs = parts(asked.model, asked.resolve())
     assert asked.model.parameters == parameters
     assert (

@@ -165,7 +165,7 @@ def test_fewer_targets_make_a_decoder_shorter(tmp_path: Path) -> None:
     """T5 was trained on 512 tokens and 114 targets (arXiv:1910.10683, section 3.1.4)."""
     file = str(FILES / "t5-small.json")
     model, _ = load_model(file)
-    short = read_job(None, {"model.targets": 114}, model=file, cluster="dgx-h100").model
+    short = read_job(None, {"model.targets": 114}, model=file, cluster="dgx-h100", plan={}).model
     # what the decoder's tokens pass through: its own and the cross-attention's queries and output, its MLP, the head
     cut = 512 - 114
     weights = 6 * (4 * 512**2 + 2 * 512**2 + 2 * 512 * 2048) + 32128 * 512

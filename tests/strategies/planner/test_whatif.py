@@ -88,7 +88,7 @@ def test_sizes_of_a_cluster_are_halved_as_long_as_a_copy_of_the_model_is_left() 
 
 
 def test_smaller_nodes_keep_their_nics_as_far_as_they_have_gpus_for_them() -> None:
-    job = read_job(model="gpt-1.7b", cluster={"based_on": "dgx-a100", "node": {"gpus": 8, "nics": 2}}, nodes=1)
+    job = read_job(model="gpt-1.7b", cluster={"based_on": "dgx-a100", "node": {"gpus": 8, "nics": 2}}, nodes=1, plan={})
     choices = sizes(job, 3, 0).choices
     assert [tuple(choice.values()) for choice in choices] == [(1, 1, 1), (1, 2, 2), (1, 4, 2), (1,)]
     assert choices[0] == {"nodes": 1, "cluster.node.gpus": 1, "cluster.node.nics": 1}

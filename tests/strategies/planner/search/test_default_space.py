@@ -75,6 +75,6 @@ def test_parameters_are_shared_by_a_node_where_it_has_several_gpus_and_is_one_of
     gpus: int, nodes: int, shards: set[int | None]
 ) -> None:
     cluster = {"based_on": "dgx-h100", "node": {"gpus": gpus, "nics": gpus}}
-    space = default_space(read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes))
+    space = default_space(read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes, plan={}))
     (axis,) = [axis for axis in space.axes if axis.name == "plan.data_parallel"]
     assert {choice["plan.shard"] for choice in axis.choices} == shards
