@@ -115,6 +115,16 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], AbstractContex
     return limited
 
 
+@pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures are a dot: they have tests of their own."""
+    from PIL import Image
+
+    from reports.figures import Drawing
+
+    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
+
+
 # what makes a model's layers those of Llama
 LLAMA_LAYER: dict[str, Any] = {
     "gated": True,

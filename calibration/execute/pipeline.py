@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, schedules
 
-from calibration.execute.setup import Setup
+from calibration.execute.setup import SINGLE, Setup
 from strategies.schedules.table import cells
 
 CLASSES = {
@@ -26,7 +26,6 @@ CLASSES = {
     "zb-v": "ScheduleZBVZeroBubble",
     "dualpipe-v": "ScheduleDualPipeV",
 }
-SINGLE = ("gpipe", "1f1b")
 Loss = Callable[[Any, Tensor], Tensor]
 
 

@@ -29,6 +29,7 @@ from strategies.schedules import schedules
 from strategies.schedules.order import Schedule
 
 COPIES = ("dp", "ep", "cp")  # axes whose ranks hold the same parameters, but for routed experts
+SINGLE = ("gpipe", "1f1b")  # schedules with a stage on each rank, which PyTorch runs in classes of their own
 TYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
 from calibration.execute.model import Transformer
 from calibration.launch.groups import new_group
@@ -34,24 +33,28 @@ def probes() -> list[Probe]:
     return [Probe("wrapping", {"wrapper": "pipeline", "width": HIDDEN, "tokens": TOKENS}, _run, rounds=2)]
 
 
-class _Timed(PipelineStage):
-    """Adds up the seconds of its thread that passes take."""
+def _timed(*arguments: Any, **options: Any) -> Any:
+    """A stage that adds up the seconds of its thread that passes take."""
+    from torch.distributed.pipelining import PipelineStage
 
-    inside = 0.0
+    class Timed(PipelineStage):
+        inside = 0.0
 
-    def timed(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-        begin = time.thread_time()
-        result = action(*arguments, **options)
-        self.inside += time.thread_time() - begin
-        return result
+        def timed(self, action: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+            begin = time.thread_time()
+            result = action(*arguments, **options)
+            self.inside += time.thread_time() - begin
+            return result
 
-    def forward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
-        """PyTorch's own."""
-        return self.timed(super().forward_maybe_with_nosync, *arguments, **options)
+        def forward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
+            """PyTorch's own."""
+            return self.timed(super().forward_maybe_with_nosync, *arguments, **options)
 
-    def backward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
-        """PyTorch's own."""
-        return self.timed(super().backward_maybe_with_nosync, *arguments, **options)
+        def backward_maybe_with_nosync(self, *arguments: Any, **options: Any) -> Any:
+            """PyTorch's own."""
+            return self.timed(super().backward_maybe_with_nosync, *arguments, **options)
+
+    return Timed(*arguments, **options)
 
 
 def _run(bench: Bench) -> Reading:
@@ -77,8 +80,10 @@ def _nothing() -> float:
 
 def _step(bench: Bench, group: Any, stage: int) -> Callable[[], float]:
     """Runs a step; seconds of this thread for each pass, outside of it."""
+    from torch.distributed.pipelining import Schedule1F1B
+
     net = Transformer(model(HIDDEN, 1), TOKENS, embedding=False, head=False).to(bench.device)
-    timed = _Timed(net, stage, STAGES, bench.device, group=group)
+    timed = _timed(net, stage, STAGES, bench.device, group=group)
     schedule = Schedule1F1B(timed, MICROBATCHES, loss_fn=lambda output, _: timed.timed(torch.sum, output), scale_grads=False)
     inputs = torch.randn(MICROBATCHES, TOKENS, HIDDEN, device=bench.device)
     labels = torch.zeros(MICROBATCHES, device=bench.device)

@@ -32,6 +32,22 @@ def one_search() -> Iterator[None]:
         yield
 
 
+def with_small_caches(place: Any, *arguments: Any) -> Any:
+    """A rank's session as on a machine whose caches little memory overflows, without memory that is mapped beforehand, with one
+    thread: to map 0.9 GB for each case, and threads that wait for each other beside other tests, took most of its time.
+    """
+    import torch
+
+    from calibration.devices.cpu import CpuDevice
+    from calibration.measure import bench, session, training
+
+    setattr(CpuDevice, "cache", lambda self: 2.0**20)  # noqa: B010
+    bench.ROOM = session.LARGEST = 0.0
+    training.LAYERS = 2
+    torch.set_num_threads(1)
+    return session.measure(place, *arguments)
+
+
 def case(part: str, value: float, context: str = "alone", **sizes: Any) -> Merged:
     return Merged(part, sizes, context, value, value, 0.0, 1, 0)
 

@@ -21,7 +21,7 @@ from calibration.launch.place import Place
 from calibration.request import Request
 from calibration.samples import Sample, read_journal
 from sim.pricing.shipped import load_profile
-from tests.calibration.conftest import MODEL, call
+from tests.calibration.conftest import MODEL, call, with_small_caches
 from topologies.reading import UserError
 
 
@@ -56,6 +56,7 @@ def _calibrated(path: Path) -> Result:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(calibrate, "measure", lambda request, hear: rounds(request, hear, -2))
         patched.setattr(calibrate, "POOR", 1e9)
+        patched.setattr("calibration.measure.session.measure", with_small_caches)
         few = ("--quick", "--ranks", "2", "--largest", "2KiB", "--minutes", "0.01")
         return call("calibrate", *few, "--parts", parts, "--output", str(path))
 

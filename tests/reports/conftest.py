@@ -7,9 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from PIL import Image
 
-from reports.figures import Drawing
 from sim.analysis.breakdown import COMPONENTS
 from sim.analysis.link_load import LinkLoad
 from sim.analysis.stage_memory import StageMemory
@@ -26,12 +24,6 @@ from topologies.cluster_files import load_cluster
 
 NO_BYTES = dict.fromkeys(("parameter", "gradient", "optimizer", "activation", "temporary", "buffer"), 0.0)
 MODEL = Model(name="small", hidden=1024, layers=4, heads=16, vocabulary=32000, context=1024)
-
-
-@pytest.fixture
-def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures are a dot: they have tests of their own."""
-    monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
 
 
 @pytest.fixture

@@ -40,6 +40,7 @@ def test_no_command_counts_images_as_tokens(command: tuple[str, ...]) -> None:
     assert "token" not in output
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_pages_count_samples(tmp_path: Path) -> None:
     """Definitions of metrics and names of fields apart, which are what they are."""
     CliRunner().invoke(main, ("server", *IMAGES, "--nodes", "2", "--steps", "5", "--report", str(tmp_path / "server")))

@@ -87,6 +87,7 @@ def test_a_materialised_gpt_keeps_what_the_rule_says() -> None:
     assert layers == pytest.approx(rule, rel=0.005)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_command_and_the_page(tmp_path: Path) -> None:
 
     def asked(*options: str) -> str:

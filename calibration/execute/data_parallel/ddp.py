@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from calibration.execute.buckets import in_buckets, local
 from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
-from calibration.execute.pipeline import SINGLE
-from calibration.execute.setup import Setup
+from calibration.execute.setup import SINGLE, Setup
 from calibration.execute.traced.buffers import broadcast
 from strategies.job import Job
 from strategies.plan.resolved import Resolved

@@ -19,7 +19,7 @@ from calibration.execute.chunks import Chunk
 from calibration.execute.data_parallel import Hook, executed
 from calibration.execute.limits import blocking, shares_embedding, splits
 from calibration.execute.model.mixture import Routed
-from calibration.execute.pipeline import SINGLE
+from calibration.execute.setup import SINGLE
 from strategies.job import Job
 from strategies.plan.resolved import Resolved
 

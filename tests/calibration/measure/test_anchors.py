@@ -9,8 +9,8 @@ import pytest
 pytest.importorskip("torch")
 from calibration.drift import anchors_of
 from calibration.launch.ranks import launch
-from calibration.measure.session import measure
 from calibration.samples import Sample, merge
+from tests.calibration.conftest import with_small_caches
 
 
 def test_a_calibration_of_layers_visits_its_anchor_at_once() -> None:
@@ -18,7 +18,7 @@ def test_a_calibration_of_layers_visits_its_anchor_at_once() -> None:
     cases are repeated as little as can be.
     """
     told: list[dict[str, Any]] = []
-    launch(measure, 1, True, ("layer",), [], 0.0, -2, 1.0, hear=told.append)
+    launch(with_small_caches, 1, True, ("layer",), [], 0.0, -2, 1.0, hear=told.append)
     samples = [Sample.model_validate(message["sample"]) for message in told if "sample" in message]
     assert [sample.part for sample in samples[:2]] == ["layer", "anchor"]
     assert sum(sample.part == "layer" for sample in samples) == 16

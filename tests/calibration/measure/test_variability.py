@@ -10,9 +10,9 @@ import pytest
 
 pytest.importorskip("torch")
 from calibration.launch.ranks import launch
-from calibration.measure.session import measure
 from calibration.measure.variability import deviations, slowest
 from calibration.samples import Sample
+from tests.calibration.conftest import with_small_caches
 
 
 @pytest.mark.parametrize(("count", "expected"), [(2, 1 / sqrt(pi)), (3, 1.5 / sqrt(pi)), (8, 1.4236), (64, 2.3437)])
@@ -35,7 +35,7 @@ def test_one_rank_that_is_always_slower_counts() -> None:
 
 def test_two_ranks_say_how_far_they_come_apart() -> None:
     told: list[dict[str, Any]] = []
-    launch(measure, 2, True, ("variability",), [], 0.0, -2, 1.0, hear=told.append)
+    launch(with_small_caches, 2, True, ("variability",), [], 0.0, -2, 1.0, hear=told.append)
     (sample,) = [Sample.model_validate(message["sample"]) for message in told if "sample" in message]
     assert (sample.part, sample.case, sample.count) == ("variability", {}, 5)
     assert 0 < sample.value < 1
