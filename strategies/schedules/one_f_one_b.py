@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 
 from strategies.schedules import schedule
 from strategies.schedules.order import Action, passes
@@ -13,6 +13,6 @@ from strategies.schedules.order import Action, passes
 def one_f_one_b(rank: int, ranks: int, microbatches: int, chunks: int) -> Iterator[Action]:
     """Warm up with ranks − rank − 1 forwards, then alternate one forward and one backward, then drain."""
     warm_up = min(ranks - rank - 1, microbatches)
-    forward, backward = passes("F", microbatches), passes("B", microbatches)
-    turns = chain.from_iterable(zip(forward[warm_up:], backward, strict=False))
-    return chain(forward[:warm_up], turns, backward[microbatches - warm_up :])
+    turns = zip(passes("F", microbatches, first=warm_up), passes("B", microbatches), strict=False)
+    drain = passes("B", microbatches, first=microbatches - warm_up)
+    return chain(islice(passes("F", microbatches), warm_up), chain.from_iterable(turns), drain)

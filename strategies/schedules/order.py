@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
+KEPT = 2**20  # microbatches of the longest order whose passes are kept: an execution of asynchronous stages has no last one
 
 
 class Action(NamedTuple):
@@ -64,9 +65,15 @@ class OrderColumns(NamedTuple):
         )
 
 
+def passes(kind: str, microbatches: int, chunk: int = 0, first: int = 0) -> Iterable[Action]:
+    """A pass of every microbatch from the first on, in order: the same objects for all ranks, but of an endless run."""
+    if microbatches > KEPT:
+        return (Action(kind, microbatch, chunk) for microbatch in range(first, microbatches))
+    return _every(kind, microbatches, chunk)[first:]
+
+
 @lru_cache(maxsize=64)
-def passes(kind: str, microbatches: int, chunk: int = 0) -> tuple[Action, ...]:
-    """A pass of every microbatch in order: the same objects for all ranks."""
+def _every(kind: str, microbatches: int, chunk: int) -> tuple[Action, ...]:
     return tuple(Action(kind, microbatch, chunk) for microbatch in range(microbatches))
 
 

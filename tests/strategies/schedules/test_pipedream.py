@@ -12,6 +12,7 @@ from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import MEMORY_KINDS, Block
 from strategies.lowering.lower import lower
+from strategies.schedules import schedules
 from topologies.reading import UserError
 
 NAMES = ("pipedream", "pipedream-2bw")
@@ -127,3 +128,11 @@ def test_what_makes_no_sense_is_refused(toy_job, schedule: str) -> None:
     ):
         with pytest.raises(UserError, match=message):
             toy_job(4, model={"tied": tied}, pp=4, schedule=schedule, **plan).resolve()
+
+
+@pytest.mark.parametrize("name", ["pipedream", "pipedream-2bw"])
+def test_an_order_without_an_end_is_that_of_a_step_for_as_long_as_it_is_asked(name: str) -> None:
+    """As stages are executed that never drain."""
+    for rank in range(3):
+        endless, step = (schedules[name].order(rank, 3, microbatches, 1) for microbatches in (2**40, 20))
+        assert [next(endless) for _ in range(30)] == [next(step) for _ in range(30)]
