@@ -93,7 +93,7 @@ def _step(bench: Bench, group: Any, stage: int) -> Callable[[], float]:
         schedule.step(*([] if stage else [inputs]), target=labels if stage else None, return_outputs=False)
         seconds = time.thread_time() - begin - timed.inside
         net.zero_grad()
-        return seconds / PASSES
+        return float(seconds / PASSES)
 
     return step
 
