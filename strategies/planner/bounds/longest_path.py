@@ -8,7 +8,7 @@ longest.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain
 from math import inf
@@ -47,7 +47,11 @@ def longest_path(job: Job, plan: Resolved, prices: Prices, capacity: float = inf
     held = least_memory(program, prices)
     if held > capacity:
         return 0.0, held
-    durations = (_alike if _together(job, plan) else _apart)(job, plan, program, prices)
+    if _together(job, plan):
+        blocks = _blocks(program)
+        durations = _alike(job, plan, program, prices, _seconds(blocks, _local(job, plan, blocks, prices)))
+    else:
+        durations = _apart(job, plan, program, prices)
     return _longest(program, durations) / program.steps * (1 - SLACK), held
 
 
@@ -66,8 +70,10 @@ def expected_path(job: Job, plan: Resolved, prices: Prices, capacity: float = in
     if held > capacity:
         return 0.0, held
     program = replace(lowered, grid=plan.grid)
-    local, durations = _local(job, plan, program, prices), _alike(job, plan, program, prices)
-    growths = {block: Growth.of_block(block, local) for block in _blocks(program)}
+    blocks = _blocks(program)
+    local = _local(job, plan, blocks, prices)
+    durations = _alike(job, plan, program, prices, _seconds(blocks, local))
+    growths = {block: Growth.of_block(block, local) for block in blocks}
     rises: list[Seconds] = [{block: float(growth.rise) for block, growth in growths.items()}] * len(durations)
     busy, rise = (np.array(list(map(_total, program.cohorts, table))) for table in (durations, rises))
     factors = slowest(plan.grid, tuple(sorted(axes_inside(program))), deviation).where(busy, rise)
@@ -88,10 +94,9 @@ def _together(job: Job, plan: Resolved) -> bool:
     return alike(job.cluster, plan.grid) and stages_alike(job.cluster, plan.grid, inside(plan))
 
 
-def _alike(job: Job, plan: Resolved, program: Program, prices: Prices) -> list[Seconds]:
-    """By stage, where one sibling group, and one stage, stands for all."""
-    topology, local = job.cluster.topology(), _local(job, plan, program, prices)
-    blocks: Seconds = {block: local.block(block, 0).busy for block in _blocks(program)}
+def _alike(job: Job, plan: Resolved, program: Program, prices: Prices, blocks: Seconds) -> list[Seconds]:
+    """By stage, where one sibling group, and one stage, stands for all. blocks: seconds of each."""
+    topology = job.cluster.topology()
     like = stages_like(job.cluster, plan.grid)
     every = [list(_own(program, number)) for number in range(len(program.cohorts))]
     talk: dict[int, Seconds] = {}  # by the stages that others are like
@@ -108,10 +113,14 @@ def _blocks(program: Program) -> dict[Block, Op]:
     return {op.work: op for cohort in program.cohorts for op in cohort.ops if isinstance(op.work, Block)}
 
 
-def _local(job: Job, plan: Resolved, program: Program, prices: Prices) -> OpCosts:
+def _seconds(blocks: Iterable[Block], local: OpCosts) -> Seconds:
+    return {block: local.block(block, 0).busy for block in blocks}
+
+
+def _local(job: Job, plan: Resolved, blocks: Mapping[Block, Op], prices: Prices) -> OpCosts:
     """Prices of blocks whose groups are alone."""
     grid = inside(plan)
-    cohort = Cohort({"pp": 0} if grid.degree("pp") > 1 else {}, list(_blocks(program).values()))
+    cohort = Cohort({"pp": 0} if grid.degree("pp") > 1 else {}, list(blocks.values()))
     return OpCosts(Program(grid, [cohort]), job.cluster.topology(), prices)
 
 
