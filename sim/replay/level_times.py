@@ -27,7 +27,7 @@ def ends_by_levels(
     late, last = _late(levels, nodes, drawn), levels.last()
     launched, is_block = np.array(nodes.launched)[late], block[late] >= 0
     critical = np.zeros(busy.shape)
-    for number in np.unique(block[late][is_block]).tolist():
+    for number in np.flatnonzero(np.bincount(block[late][is_block])).tolist():  # np.unique would import numpy.ma
         critical[number] = drawn.critical(number)
     of, parts = np.concatenate((*last, np.array(marks, np.int64))), []
     width = max(1, HELD // levels.graph.count)
