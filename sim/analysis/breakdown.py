@@ -200,7 +200,7 @@ def _add_idle(every: list[dict[str, float]], idle: Idle, incoming: Transfers) ->
     """
     lane, since, until, times, reason = idle
     shown = np.zeros(len(lane))  # of idle times, in which transfers went on
-    for axis in np.flatnonzero(np.bincount(incoming.axis)).tolist():  # np.unique would import numpy.ma
+    for axis in sorted(set(incoming.axis.tolist())):  # np.unique would import numpy.ma
         mine = incoming.axis <= axis
         covered = _covered(Transfers(*(column[mine] for column in incoming)), idle)
         _add(every, EXPOSED, lane, np.full(len(lane), axis), times * (covered - shown))
