@@ -92,11 +92,10 @@ def verdict(answer: Answer, job: Job) -> str:
 
 def _name(row: dict[str, Any], job: Job) -> str:
     """A row's plan as people say it."""
-    from strategies.plan.plan import Plan
     from strategies.planner.auto_plan import name_of
 
     fields = {name.removeprefix("plan."): value for name, value in row["changes"].items() if name.startswith("plan.")}
-    return name_of(Plan.model_validate(dict(job.plan) | fields))
+    return name_of(job.plan.model_copy(update=fields))
 
 
 def _in(unit: str, job: Job) -> str:
