@@ -123,8 +123,9 @@ class TransferPrices:
         if laid is None:
             if len(known) > REMEMBERED:
                 known.clear()
-            laid = known[traffics] = TransferPrices(self.topology, self.grid, self.prices)
-            laid._lay(traffics)
+            laid = TransferPrices(self.topology, self.grid, self.prices)
+            laid._lay(traffics)  # which may refuse: only what is on the links is known
+            known[traffics] = laid
         return laid
 
     def _binding_links(self) -> list[bool]:
