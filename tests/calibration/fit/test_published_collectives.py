@@ -34,7 +34,7 @@ def test_fit_inside_a_node_finds_what_made_the_times() -> None:
     rows = [
         row
         for n in (2, 4, 8)
-        for operation in ("all_gather", "reduce_scatter")
+        for operation in ("all_gather", "reduce_scatter", *["all_reduce"] * (n < 8))  # of eight the switch reduces
         for row in predicted("dgx-h100", "h100", n, 1, operation)
     ]
     free, kept = alternate(rows)
