@@ -170,8 +170,8 @@ class TransferPrices:
 
     def _loops(self, traffic: Traffic) -> Loops | None:
         """The loops of a reduction in the switch, where the profile has a price for its kernel."""
-        algorithm = traffic.algorithm.partition("/")[2]
-        if algorithm not in ("in_switch", "in_switch_tree", "in_switch_collnet") or "in_switch" not in self._of(traffic).protocols:
+        algorithm, priced = traffic.algorithm.partition("/")[2], self._of(traffic).protocols
+        if algorithm not in ("in_switch", "in_switch_tree", "in_switch_collnet") or "in_switch" not in priced:
             return None
         nodes, kinds = self._extent(traffic)[1], self.wiring.kinds
         channels = limits_of(self._of(traffic).prices.gpu).switch_channels[nodes > 1]
