@@ -54,9 +54,9 @@ class FleetPrices(Prices):
             names = [name for name in names if name != LL128]
         result = {}
         for name in names:
-            slowest = {field: max(getattr(each[name], field) for each in every) for field in ("base", "widening", "handover")} | {
-                "copy_rate": min(each[name].copy_rate for each in every)
-            }
+            fields = ("base", "widening", "kernel", "handover")
+            slowest = {field: max(getattr(each[name], field) for each in every) for field in fields}
+            slowest["copy_rate"] = min(each[name].copy_rate for each in every)
             copied = min(member.profile.copy_rate for member in self.members)
             own = {member.gpu.name: each[name].links for member, each in zip(self.members, every, strict=True)}
             links = {kind: self._owner(kind, {gpu: priced[kind_of_link(kind)] for gpu, priced in own.items()}) for kind in kinds}

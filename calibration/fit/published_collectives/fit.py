@@ -237,7 +237,7 @@ def in_switch(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     def profile_of(values: Mapping[str, float]) -> Profile:
         made, later = switched_of(values), values["launch"] - first
         moved = {
-            name: transport.model_copy(update={"base": transport.base + later})
+            name: transport.model_copy(update={"base": transport.base + later, "kernel": min(transport.kernel, transport.base)})
             for name, transport in made.protocols.items()
             if name in PROTOCOLS
         }

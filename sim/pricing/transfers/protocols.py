@@ -95,6 +95,7 @@ class Transport(Config):
     links: dict[str, LinkPrice]
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = inf  # at which a rank copies its own piece; inf: the profile's
     widening: Annotated[float, Field(ge=0, le=10)] = 0.0  # part by which base and steps take longer once all channels are used
+    kernel: Seconds = inf  # of the base, which takes longer then, where a launch is in it that does not; inf: all of it
     handover: Seconds = 0.0  # for each member, in every loop of a reduction in the switch: sim/pricing/transfers/switch_loops.py
 
 
@@ -225,7 +226,7 @@ def rates(protocol: Transport, kinds: Sequence[str], copy: float) -> Rates:
     nominal = [nominal_latency(kind_of_link(kind)) for kind in kinds]
     latency = [max(0.0, price.latency - wire) for wire, price in zip(nominal, priced, strict=True)]
     inside = [step * (kind_of_link(kind) not in BETWEEN) for step, kind in zip(latency, kinds, strict=True)]
-    widening = [protocol.widening * step for step in (protocol.base, *inside)] if protocol.widening else ()
+    widening = [protocol.widening * step for step in (min(protocol.base, protocol.kernel), *inside)] if protocol.widening else ()
     copy = copy if protocol.copy_rate == inf else protocol.copy_rate
     efficiency, fill = [price.efficiency for price in priced], [price.fill for price in priced]
     overlap = [min(price.overlap, step) for price, step in zip(priced, latency, strict=True)]

@@ -177,10 +177,10 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
     assert room(list(map(ready, jobs.values())), "cpu") == [False] * len(jobs)
     monkeypatch.setattr(calibration.execute, "room", lambda *_: parts)
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")  # compiled layers without SIMD: g++ is done in half the time
-    peaks = {}
+    peaks = {}  # by stage; of compiled layers no memory is followed
     for validated in validate(list(jobs.values()), seconds=0):
         name, compared = validated.job.name, validated.execution.compared
-        peaks[name] = next((row.predicted, row.measured) for row in validated.rows if row.what == "memory")
+        peaks[name] = [(row.predicted, row.measured) for row in validated.rows if row.what == "memory"]
         assert compared["losses"][0] > compared["losses"][-1], name
         distances = compared["loss"], compared["gradient"] or 0.0, compared["norm"] or 0.0, compared["update"]
         assert max(distances) <= compared["tolerance"], name
@@ -201,7 +201,8 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
             assert row.measured > HELD[name] * validated.job.model.parameters
             assert row.error == pytest.approx(0, abs=0.05), name
     if "bf16" in peaks:  # fp32 copies and two fp32 states, or two states in bf16: 4 + 8 − 4 bytes a parameter
-        less = [a - b for a, b in zip(peaks["bf16"], peaks["bf16 without masters"], strict=True)]
+        (whole,), (without,) = peaks["bf16"], peaks["bf16 without masters"]
+        less = [a - b for a, b in zip(whole, without, strict=True)]
         assert less == [8 * jobs["bf16"].model.parameters] * 2
 
 

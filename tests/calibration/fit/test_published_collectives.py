@@ -17,7 +17,7 @@ from topologies.cluster_files import load_cluster
 
 RAW = Path(__file__).parents[4] / "shared" / "data"
 raw = pytest.mark.skipif(not RAW.is_dir(), reason="the raw measurements are not shipped")
-SIZES = [2.0**e for e in range(10, 31, 2)]
+SIZES = [2.0**e for e in range(10, 31)]
 
 
 def predicted(name: str, profile: str, ranks: int, nodes: int, operation: str) -> list[Row]:
