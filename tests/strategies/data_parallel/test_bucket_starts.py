@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from sim.program import Block, Collective, Kernel
+from sim.program import Block, Cohort, Collective, Kernel
 from strategies.layers.model_costs import parts
 from strategies.layers.operators import Shape
 from strategies.lowering.lower import lower
@@ -74,7 +74,7 @@ def test_buckets_start_where_ddp_starts_them(toy_job, name: str, attention: str,
     plan = {"kernels": "torch", "precision": "fp32", "data_parallel": "ddp", "sequence": SEQUENCE, "attention": attention}
     job = toy_job(8, 1, MODELS[name], bucket=f"{bucket} B", **plan)
     work = parts(job.model, job.resolve())
-    stage = Stage(0, 0, 0, None, [work.embedding, *work.stage(0, 2), work.head], job.resolve(), job.model)
+    stage = Stage(0, 0, 0, Cohort({}), [work.embedding, *work.stage(0, 2), work.head], job.resolve(), job.model)
     (cohort,) = lower(job.model, job.resolve()).cohorts
     ours = list(zip(starts(cohort.ops), (each.shapes for each in stage.buckets()), strict=True))
     assert ours == of_the_reducer(job.model, attention, bucket)

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from sim.engine.player import run
-from sim.program import Collective, Kernel
+from sim.program import Cohort, Collective, Kernel
 from strategies.data_parallel.buckets import Alignment, Cut, Gradient, Limits, filled, limits
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
@@ -44,7 +44,7 @@ def buckets(job, rank: int = 0, chunk: int = 0) -> list[int]:
     plan = job.resolve()
     work = parts(job.model, plan)
     every = [work.embedding, *work.stage(0, job.model.layers), work.head]
-    return [bucket.elements for bucket in Stage(0, rank, chunk, None, every, plan, job.model).buckets()]
+    return [bucket.elements for bucket in Stage(0, rank, chunk, Cohort({}), every, plan, job.model).buckets()]
 
 
 def test_a_reduction_starts_when_the_last_gradient_of_its_bucket_is_made(toy_job, toy_prices) -> None:
@@ -265,7 +265,7 @@ def test_experts_have_buckets_that_fewer_ranks_share(toy_job) -> None:
     plan = job.resolve()
     assert limits(plan).aligned == (Alignment(64, 384, True), Alignment(64, 128, True))
     work = parts(job.model, plan)
-    spread, dense = Stage(0, 0, 0, None, [work.embedding, *work.stage(0, 1), work.head], plan, job.model).buckets()
+    spread, dense = Stage(0, 0, 0, Cohort({}), [work.embedding, *work.stage(0, 1), work.head], plan, job.model).buckets()
     assert (spread.spread, spread.elements, spread.padding) == (True, 24 + 48, 128 - 72)  # down at 0, gate and up at 64 … 112
     assert (dense.spread, dense.elements, dense.padding) == (False, 248, 768 - 248)  # a router's 12 in the place of the MLP's two
     assert moved(job) == {"gradients": 768 + 128, "parameters": 768 + 128}
@@ -290,7 +290,7 @@ def test_parameters_are_gathered_beside_the_first_forward_pass(toy_job, toy_pric
     ops, start, end = timeline.program.cohorts[0].ops, timeline.start, timeline.end
     gathers = [number for number, op in enumerate(ops) if isinstance(op.work, Collective) and op.work.label == "parameters"]
     passes = [number for number, op in enumerate(ops) if op.stream == "compute" and op.work.name == "forward"]
-    count = len(Stage(0, 0, 0, None, _every(job), job.resolve(), job.model).buckets())
+    count = len(Stage(0, 0, 0, Cohort({}), _every(job), job.resolve(), job.model).buckets())
     assert len(gathers) == count
     assert len(passes) == count + 1  # the second microbatch finds all parameters there
     assert start[gathers[0]] == 0

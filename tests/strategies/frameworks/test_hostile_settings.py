@@ -62,7 +62,7 @@ def mistake(read: Callable[[], Job], play: bool = False) -> str:
         ("plan.loss_metrics=1000000000", "loss_metrics=1000000000: input should be less than or equal to 100"),
         ("plan.local_steps=1000000", "local_steps=1000000: input should be less than or equal to 10000"),
         ("plan.microbatch=1000000000000", "microbatch=1000000000000"),
-        ("plan.accumulation=200001", "microbatches·pp = 200001·1 passes in a step are too many to play (at most 200,000)"),
+        ("plan.accumulation=600001", "microbatches·pp = 600001·1 passes in a step are too many to play (at most 600,000)"),
         ("plan.capacity_factor=1e-300", "capacity_factor=1e-300"),
         ("plan.imbalance=1e300", "imbalance=1e+300"),
         ("plan.bucket=10000 PB", "bucket='10000 PB': must be from 1 B to 1e18 B: there is no such hardware"),

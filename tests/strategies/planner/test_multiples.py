@@ -62,7 +62,7 @@ def test_only_multiples_are_replaced() -> None:
         ("plan.data_parallel=x2", "plan.data_parallel is 'zero1' here, of which there is no multiple"),
         ("run.failures=x2", "run.failures is no number here, of which there is no multiple"),
         ("plan.overlap=x2", "plan.overlap is True here, of which there is no multiple"),
-        ("cluster.node.network=x2", "cluster.node.network is None here"),
+        ("cluster.node.network=x2", "cluster.node.network is not set here"),
     ],
 )
 def test_multiples_that_cannot_be_are_refused(axis: str, says: str) -> None:
