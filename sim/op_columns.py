@@ -15,6 +15,11 @@ OPS = 500_000  # of all cohorts that are made one by one: some ten seconds and a
 Integers = NDArray[np.int64]
 
 
+def too_many(most: int) -> UserError:
+    """The refusal of a step that has more ops than can be played."""
+    return UserError(f"plan: a step of more than {most:,} ops of all stages is not played: fewer microbatches, or layers")
+
+
 @dataclass(frozen=True, eq=False)
 class OpColumns:
     """Ops by what they do. kinds: ops of which others differ in their microbatch and in what they wait for only; kind: by op, its

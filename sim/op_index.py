@@ -66,9 +66,9 @@ class Worked(NamedTuple):
 
 
 class OpIndex:
-    """Numbers of a cohort's ops; `compute` (of its stream), `inline` (transfers there, by axis) and `works` are of the step only
-    where a steady state is played. ops, work: the ops of all works, and the place of the work of each; blocks: works that are
-    blocks; block: by op, the place of its block among these, −1 of transfers.
+    """Numbers of a cohort's ops, and of those of each of its `streams`; `compute` (of its stream), `inline` (transfers there, by
+    axis) and `works` are of the step only where a steady state is played. ops, work: the ops of all works, and the place of the
+    work of each; blocks: works that are blocks; block: by op, the place of its block among these, −1 of transfers.
     """
 
     def __init__(self, cohort: Cohort) -> None:
@@ -77,8 +77,10 @@ class OpIndex:
         transfers: dict[tuple[str, int | None], list[int]] = {}
         inline: dict[str, list[int]] = {}
         holdings: dict[tuple[Memory, Memory, bool], list[int]] = {}
+        streams: dict[str, list[int]] = {}
         compute: list[int] = []
         for op, numbers in _alike(cohort):
+            streams.setdefault(op.stream, []).extend(numbers)
             work, steady = op.work, [number for number in numbers if first <= number < last] if cohort.steady else numbers
             if steady:
                 works.setdefault(work, []).extend(steady)
@@ -91,6 +93,7 @@ class OpIndex:
             if op.allocate or op.free:
                 updates = isinstance(work, Block) and work.name == UPDATE
                 holdings.setdefault((op.allocate, op.free, updates), []).extend(numbers)
+        self.streams = {stream: _in_order(numbers) for stream, numbers in streams.items()}
         self.compute = _in_order(compute)
         self.works = [Worked(int(ops[-1]), cohort.like(int(ops[-1])), ops) for ops in map(_in_order, works.values())]
         self.blocks = [each for each in self.works if isinstance(each.op.work, Block)]
@@ -124,19 +127,6 @@ def _alike(cohort: Cohort) -> Iterator[tuple[Op, list[int]]]:
 
 def _in_order(numbers: list[int]) -> Integers:
     return np.array(sorted(numbers), np.int64)
-
-
-@remembered
-def by_stream(cohort: Cohort) -> dict[str, Integers]:
-    """Numbers of the ops of each stream of a cohort to which no ops are added any more."""
-    result: dict[str, list[int]] = {}
-    if not isinstance(cohort, RepeatedCohort):
-        for number, op in enumerate(cohort.ops):
-            result.setdefault(op.stream, []).append(number)
-    else:
-        for op, numbers in zip(cohort.kinds, cohort.columns.by_kind(), strict=True):
-            result.setdefault(op.stream, []).extend(numbers.tolist())
-    return {stream: _in_order(numbers) for stream, numbers in result.items()}
 
 
 @remembered

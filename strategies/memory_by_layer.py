@@ -143,7 +143,7 @@ def _held(name: str, part: LayerCost, count: int, plan: Resolved, tensors: dict[
     for kind, width in plan.bytes_of_states.items():
         sharded = kind in plan.hook.shards
         elements = dense / (plan.shards if sharded else 1)
-        elements += experts / (max(1, plan.shards // plan.ep_of_copies) if sharded else 1)
+        elements += experts / (plan.expert_sharers(plan.shards) if sharded else 1)
         states[kind] = 0.0 if offloaded.get(kind) else width * elements
     if "optimizer" in states:
         states["optimizer"] += states_beside(plan, [part]).sharded(plan, plan.shards if "optimizer" in plan.hook.shards else 1)

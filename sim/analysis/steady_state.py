@@ -29,7 +29,7 @@ from sim.analysis.memory import holds_the_same
 from sim.analysis.repetition import PassesOfPeriod, Repetitions
 from sim.clock import TICKS
 from sim.op_columns import RepeatedCohort
-from sim.op_index import by_stream, op_index
+from sim.op_index import op_index
 from sim.pricing.block_costs import BlockCost
 from sim.program import COMPUTE
 from sim.timeline import Period, Resumption, Timeline
@@ -119,7 +119,7 @@ class _Columns:
         own, (more, _, end) = self.timeline.cohort(number), self.repetition[number]
         place, ends = number - self.of_cohort[cohort][0], self.timeline.end
         soonest = float(self.start[self.part(number)][end:].min(initial=np.inf))
-        for numbers in by_stream(own).values():
+        for numbers in op_index(own).streams.values():
             first = bisect_left(numbers, end - more)  # what the longer one has there does it `more` ops later
             if first == len(numbers):
                 continue

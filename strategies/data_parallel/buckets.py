@@ -79,7 +79,7 @@ def limits(plan: Resolved, rank: int = 0, chunk: int = 0) -> Limits:
     first, size = _sizes(plan, (rank == 0 or "gradient" in plan.hook.shards) and chunk == 0)
     if not plan.hook.even_buckets:
         return Limits(first, size)
-    experts = max(1, plan.shards // plan.ep_of_copies)
+    experts = plan.expert_sharers(plan.shards)
     dense, spread = (plan.kernel_set.alignment(ranks) for ranks in (plan.shards, experts))
     return Limits(first, size, aligned=(dense._replace(shared_apart=dense.shared_apart and chunk == 0), spread))
 

@@ -83,7 +83,7 @@ def matrix_products(plan: Plan, parts: Sequence[LayerCost], ranks: int) -> list[
     if whole is None:
         return []
     dense, spread = (_matrices(parts, spread) for spread in (False, True))
-    return whole.kernels(dense, ranks) + (whole.kernels(spread, max(1, ranks // plan.ep_of_copies)) if spread else [])
+    return whole.kernels(dense, ranks) + (whole.kernels(spread, plan.expert_sharers(ranks)) if spread else [])
 
 
 def _matrices(parts: Sequence[LayerCost], spread: bool) -> Matrices:
@@ -110,7 +110,7 @@ class StatesBeside(NamedTuple):
 
     def sharded(self, plan: Plan, shards: float) -> float:
         """Bytes of a rank when `shards` ranks share them, of experts fewer."""
-        return self.dense / shards + self.experts / max(1, shards // plan.ep_of_copies)
+        return self.dense / shards + self.experts / plan.expert_sharers(shards)
 
 
 def states_beside(plan: Plan, parts: Sequence[LayerCost]) -> StatesBeside:

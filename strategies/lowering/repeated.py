@@ -18,14 +18,13 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sim.op_columns import OPS, OpColumns, RepeatedCohort
+from sim.op_columns import OPS, OpColumns, RepeatedCohort, too_many
 from sim.program import Op, Program
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
 from strategies.plan.resolved import Resolved
 from strategies.schedules import actions, order_columns, schedules
 from strategies.schedules.order import KINDS, Action, OrderColumns
-from topologies.reading import UserError
 
 MOST = 1_200_000  # ops of all stages: some five seconds and a gigabyte
 FEW = 4  # microbatches of which the program is lowered: two in the middle are compared
@@ -39,9 +38,7 @@ Sort = tuple[str, int]  # of passes: kind and chunk
 def lowered(model: Model, plan: Resolved, microbatches: int | None = None) -> Program:
     """What `lower` gives, made of repeated passes where they are."""
     schedule, count = schedules[plan.schedule], microbatches or plan.microbatches
-    few = plan.pp * -(-FEW // plan.pp)
-    if plan.pp > FEW:
-        few = FEW
+    few = FEW if plan.pp > FEW else plan.pp * -(-FEW // plan.pp)
     plain = not (schedule.versions or schedule.microbatches or schedule.copies > 1 or plan.local_steps > 1 or plan.dealt)
     if plain and count > 2 * few:
         ranks = range(plan.pp)
@@ -115,7 +112,7 @@ def _repeated(short: Program, few: list[tuple[Action, ...]], many: list[OrderCol
         return None
     longer = [_Longer(rank, order) for rank, order in zip(ranks, many, strict=True)]
     if sum(int(each.sizes.sum()) for each in longer) > MOST:
-        raise UserError(f"plan: a step of more than {MOST:,} ops of all stages is not played: fewer microbatches, or layers")
+        raise too_many(MOST)
     cohorts = list(short.cohorts)
     for number, (cohort, passes) in enumerate(zip(short.cohorts, longer, strict=True)):
         columns = passes.columns(longer)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from sim.op_columns import OPS
+from sim.op_columns import OPS, too_many
 from sim.program import Block, Cohort, Op, Ref, Work
 from strategies.lowering.blocks import at_waits
-from topologies.reading import UserError
 
 
 class StageOps:
@@ -27,7 +26,7 @@ class StageOps:
         else:
             ops.append(op)
         if len(ops) > self._most:
-            raise UserError(f"plan: a step of more than {OPS:,} ops of all stages is not played: fewer microbatches, or layers")
+            raise too_many(OPS)
         return Ref(self._rank, len(ops) - 1)
 
     def _add_pieces(self, op: Op, pieces: tuple[Work, ...]) -> None:

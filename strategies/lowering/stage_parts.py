@@ -135,12 +135,12 @@ class StageParts:
             dense, spread = (sum(count * each[which] for *each, count in every) for which in (0, 1))
             return dense / shards + spread / self.expert_shards
         experts = sum(count * part.experts for part, count in self.kinds)
-        return (self.parameters - experts) / shards + experts / max(1, shards // self.plan.ep_of_copies)
+        return (self.parameters - experts) / shards + experts / self.plan.expert_sharers(shards)
 
     @property
     def expert_shards(self) -> int:
         """How many ranks share the states of the same experts."""
-        return max(1, self.plan.shards // self.plan.ep_of_copies)
+        return self.plan.expert_sharers(self.plan.shards)
 
     def shapes(self, part: int, spread: bool = False) -> list[Shape]:
         """Shapes of a part's parameters on this rank; spread: of its experts that are spread over ep ranks."""

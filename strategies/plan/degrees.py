@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 
@@ -11,6 +11,7 @@ from topologies.cluster import MAX_GPUS
 from topologies.reading import Config
 
 Ranks = Annotated[int, Field(gt=0, le=MAX_GPUS)]
+Count = TypeVar("Count", int, float)
 
 
 def _is_alltoall(value: object) -> bool:
@@ -93,6 +94,10 @@ class Degrees(Config):
         are among the ep ranks, too.
         """
         return self.ep // self.tp if self.whole_experts else self.ep
+
+    def expert_sharers(self, ranks: Count) -> Count:
+        """How many of `ranks` ranks with the same parameters, among which states are shared out, have the same experts."""
+        return max(1, ranks // self.ep_of_copies)
 
     @property
     def ep_of_dp(self) -> int:
