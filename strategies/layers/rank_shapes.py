@@ -22,16 +22,18 @@ FLOAT = 4  # bytes of fp32, in which statistics and the loss are computed whatev
 SPLITS = 4
 
 
-def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool, float | None]:
+def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool, float | None, tuple[int, tuple[str, ...]] | None]:
     """What layer work depends on of the step's microbatches and of data parallelism: plans that differ in nothing else of them
     have equal layer work. A kernel that adds to gradients of the parameters' type moves (m − 1)/m of them in each of m
     microbatches, and Transformer Engine casts weights in the first; others only do something else when there is but one.
+    Norms over all ranks exchange statistics of each of these.
     """
     plan, each = resolved, resolved.reduces_each
     shared = plan.fp8 is not None or (plan.bytes_per_gradient == plan.bytes_per_element and not each)
     count = resolved.microbatches if shared else 1 if each else min(2, resolved.microbatches)
     cast_once = plan.fp8 is not None and not plan.shards_parameters
-    return count, each, cast_once, plan.casts_gradients, each and plan.pytorch_fsdp, plan.longest_documents
+    met = (plan.copies, plan.sharing) if plan.sync_norm else None
+    return count, each, cast_once, plan.casts_gradients, each and plan.pytorch_fsdp, plan.longest_documents, met
 
 
 @dataclass(frozen=True)

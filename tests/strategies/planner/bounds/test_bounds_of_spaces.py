@@ -130,6 +130,7 @@ def test_rules_on_recomputation_are_asked_of_each_plan(make, plan, axes) -> None
         ({"gradients": "fp32"}, {"gradients": ["same", "fp32"]}),  # other volumes
         ({"data_parallel": "zero1", "offload": {"optimizer": "cpu"}}, {"optimizer": ["adam", "sgd"]}),  # other updates by CPUs
         ({"kernels": "compiled", "early_stop": False}, {"recompute": ["none", "full"]}),  # a rule that looks at another field
+        ({"sync_norm": True, "gradients": "fp32"}, {"pp": [1, 2]}),  # statistics of other numbers of ranks
     ],
     ids=str,
 )
