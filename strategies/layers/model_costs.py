@@ -183,9 +183,6 @@ def check(model: Model, plan: Resolved) -> None:
 
 def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
     """What of the model is not written down."""
-    if model.latent is not None and (plan.cp > 1 or not plan.fused_attention):
-        rule = f"latent attention with cp={plan.cp}, attention={plan.attention} is not simulated yet: only cp=1, flash is"
-        yield f"latent.kv_rank={model.latent.kv_rank}: {rule}"
     if plan.kernel_set.eager:
         yield from _unknown_eager(model, plan)
     if model.state_space is not None or model.delta_net is not None:

@@ -69,10 +69,12 @@ def _spread(rank: RankShapes) -> int:
 
 
 def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
-    """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements are on this rank."""
+    """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements of both together are on this
+    rank.
+    """
     if not _ring(rank):
         return (), ()
-    size, width = 2 * keys * rank.cp, _sum_width(rank)
+    size, width = keys * rank.cp, _sum_width(rank)
     return (
         rank.along("cp", rank.cp, "all_gather", "keys and values", rank.element * size, "ring"),
         rank.along("cp", rank.cp, "reduce_scatter", "key and value gradients", width * size, "ring", width),
@@ -128,7 +130,7 @@ def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:
     """Ulysses: the attention core between all-to-alls; its result is kept besides the one that has been exchanged back."""
     if rank.cp == 1 or _ring(rank):
         return [core]
-    result = core.saved["queries"]
+    result = float(rank.element * rank.tokens * rank.heads * rank.model.v_head_dim)
     before, after = _swap(rank, dict(core.saved)), _swap(rank, {"attention result": result})
     return [before, replace(core, inner={**core.inner, "attention result": result}), after]
 

@@ -146,12 +146,14 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
     tokens = rank.batch * key_sequence // rank.cp
     queries, keys = rank.tokens * rank.heads * dim, tokens * rank.kv_heads * dim
     values, results = tokens * rank.kv_heads * model.v_head_dim, rank.tokens * rank.heads * model.v_head_dim
-    if rank.kernels.repeats_keys and rank.eager:  # torch.compile keeps them as they were, and repeats them again
+    repeated = rank.kernels.repeats_keys and rank.kv_heads < rank.heads
+    if repeated and rank.eager:  # torch.compile keeps them as they were, and repeats them again
         keys = values = queries
+    both = 2 * queries if repeated else keys + values
     sums = LOG_SUM_EXP * rank.tokens * rank.heads
     seen = rank.resolved.document or model.counted_keys(key_sequence)
-    coming, returning = passed_on(rank, queries if rank.kernels.repeats_keys else keys)
-    merged, summed = merging(rank, queries, 2 * queries if rank.kernels.repeats_keys else keys + values, results)
+    coming, returning = passed_on(rank, both)
+    merged, summed = merging(rank, queries, both, results)
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
     width, given = _width(rank), queries + keys + values
@@ -179,7 +181,7 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
         temporary=element * (given + results)
         + (width * (given + results) if width < element else 0)
         + 4 * queries
-        + (element * 4 * keys if coming else 0),
+        + (element * 2 * both if coming else 0),
         flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * seen,
     )
 
@@ -279,16 +281,18 @@ def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:
 
     Shared key and value heads are repeated for each query head first, as the batched product needs them.
     """
-    dim, element, tokens = rank.model.head_dim, rank.element, rank.batch * key_sequence // rank.cp
+    dim, width = rank.model.head_dim, rank.model.v_head_dim
+    element, tokens = rank.element, rank.batch * key_sequence // rank.cp
     plan, itself = rank.resolved, key_sequence == rank.sequence
-    queries, keys = element * rank.tokens * rank.heads * dim, element * tokens * rank.kv_heads * dim
+    queries, results = (element * rank.tokens * rank.heads * features for features in (dim, width))
+    keys, values = (element * tokens * rank.kv_heads * features for features in (dim, width))
     repeats = element * tokens * rank.heads * dim  # bytes of keys for each query head
     matrices = rank.batch * rank.heads
     scores = matrices * rank.sequence * key_sequence
     repeated = rank.kv_heads < rank.heads
     # the attention core gets keys and values as they are: repeated ones are its own, and then only selective recomputation
     # needs those that were not
-    inputs = {"keys": keys, "values": keys} if not repeated or "core_attn" in plan.recomputed_modules else {}
+    inputs = {"keys": keys, "values": values} if not repeated or "core_attn" in plan.recomputed_modules else {}
     operators = []
     if repeated:
         forward = rank.memory("repeat keys and values", "forward", 2 * (keys + repeats))
@@ -315,8 +319,8 @@ def materialised_core(rank: RankShapes, key_sequence: int) -> list[Operator]:
     if rank.attention_dropout:
         operators.append(_dropped(rank, scores))
     # heads by tokens become tokens by heads, a copy each way
-    turned = [(rank.memory("context copy", phase, 2 * queries),) for phase in ("forward", "backward")]
-    context = _product(rank, "context", key_sequence, dim, key_sequence, inputs)
+    turned = [(rank.memory("context copy", phase, 2 * results),) for phase in ("forward", "backward")]
+    context = _product(rank, "context", key_sequence, width, key_sequence, inputs)
     return [*operators, context, Operator(turned[0], turned[1], modules=CORE)]
 
 

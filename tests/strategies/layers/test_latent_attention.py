@@ -14,7 +14,6 @@ from strategies.layers.model_costs import parts, saved_tensors
 from strategies.models.model import Model, load_model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
-from topologies.reading import UserError
 
 DATA = Path(__file__).parents[2] / "data" / "models"
 
@@ -28,7 +27,9 @@ def resolved(model: Model, **plan: Any) -> Resolved:
 
 
 @pytest.mark.parametrize("name", ["deepseek-v2-lite", "deepseek-v3"])
-@pytest.mark.parametrize("plan", [{}, {"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"recompute": "full"}])
+@pytest.mark.parametrize(
+    "plan", [{}, {"tp": 2}, {"tp": 4, "sequence_parallel": True}, {"recompute": "full"}, {"attention": "materialised"}]
+)
 def test_flops_and_parameters_are_the_models(name, plan) -> None:
     model = model_of(name)
     work = parts(model, resolved(model, microbatch=2, sequence=64, **plan))
@@ -51,6 +52,38 @@ def test_kernels_execute_the_models_products(tp) -> None:
     assert tp * executed + half == part.model_flops / 3
     gathers = [item.bytes for item in part.forward if isinstance(item, Collective) and item.operation == "all_gather"]
     assert gathers == ([2 * 64 * size for size in (1536, 512, 7168)] if tp > 1 else [])  # both latents, the MLP's input
+
+
+def test_a_ring_passes_on_values_that_are_narrower_than_keys() -> None:
+    """Transformer Engine joins keys and values, whatever the features of each (torch.cat((k.view(-1), v.view(-1))) in
+    AttnFuncWithCPAndKVP2P): 128 heads of 192 + 128 features go round, their gradients too.
+    """
+    model = model_of("deepseek-v3")
+    part = parts(model, resolved(model, cp=4, sequence=64)).layer(0)
+    block = 2 * 64 // 4 * 128 * (192 + 128)  # bytes of a rank's tokens
+    sent = [sum(item.bytes for item in items if isinstance(item, Collective)) for items in (part.forward, part.backward)]
+    assert sent == [4 * block, 2 * 4 * block]  # full buffers
+
+
+def test_ulysses_exchanges_results_of_the_width_of_values() -> None:
+    """All-to-alls of queries, keys, values and results: 128 heads of 192, 192, 128 and 128 features a token."""
+    model = model_of("deepseek-v3")
+    part = parts(model, resolved(model, cp=4, cp_method="ulysses", sequence=64)).layer(0)
+    sizes = [item.bytes for item in part.forward if isinstance(item, Collective)]
+    assert sizes == [2 * 64 // 4 * 128 * features for features in (192, 192, 128, 128)]
+
+
+def test_heads_that_nobody_shares_are_not_repeated() -> None:
+    """torchtitan's repeat_kv with as many key and value heads as queries keeps and sends what there is."""
+    model, kept = model_of("deepseek-v3"), []
+    for options in ({}, {"framework": {"repeated_keys": True}}):
+        plan = resolved(model, cp=2, sequence=64, kernels="compiled", **options)
+        kept.append((saved_tensors(model, plan), [(type(item), item.bytes) for item in _collectives(model, plan)]))
+    assert kept[0] == kept[1]
+
+
+def _collectives(model: Model, plan: Resolved) -> list[Collective]:
+    return [item for item in parts(model, plan).layer(0).forward if isinstance(item, Collective)]
 
 
 def test_activations_one_by_one() -> None:
@@ -90,10 +123,3 @@ def test_rotary_features_and_keys_by_hand(tp) -> None:
     back = {item.label: item.bytes for item in part.input_gradient if isinstance(item, Kernel)}
     assert back["keys"] == moved["keys"]
     assert back["qkv input sum"] == 3 * element * tokens * 7168 // tp  # of the gradients of the two ways into latents
-
-
-@pytest.mark.parametrize("plan", [{"cp": 2}, {"attention": "materialised"}])
-def test_other_cores_are_refused(plan) -> None:
-    model = model_of("deepseek-v2-lite")
-    with pytest.raises(UserError, match=r"latent.kv_rank=512: latent attention with .* is not simulated yet"):
-        parts(model, resolved(model, sequence=64, **plan))
