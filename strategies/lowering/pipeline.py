@@ -189,7 +189,7 @@ class Passes:
             return {}
         among = [axis for axis, degree in plan.grid.sizes if degree > 1 and axis != "pp"]
         if fp8.amax_reduction == "tp":
-            among = [axis for axis in among if axis in ("tp", "cp")]
+            among = [axis for axis in among if axis in ("tp", *plan.attending)]
         products = sum(_in_fp8(part) for stage in self.mine for part in stage.parts)
         if not among or not products:
             return {}

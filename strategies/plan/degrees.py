@@ -106,3 +106,13 @@ class Degrees(Config):
         dp_shard_in_ep · cp (torchtitan/distributed/parallel_dims.py).
         """
         return max(1, self.ep_of_copies // self.cp)
+
+    @property
+    def ep_inside_cp(self) -> bool:
+        """Whether the ranks that experts are spread over are some of the cp ranks: neighbours, as in Megatron-Core's grid."""
+        return 1 < self.ep_of_copies < self.cp
+
+    @property
+    def attending(self) -> tuple[str, ...]:
+        """The axes of the rank grid along which the ranks differ that share the tokens of a sequence."""
+        return ("ep", "cp") if self.ep_inside_cp else ("cp",)

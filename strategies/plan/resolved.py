@@ -101,10 +101,12 @@ class Resolved(Plan):
     @property
     def grid(self) -> Grid:
         """The rank grid in the plan's order; replicas of a sharded copy are an axis outside the dp ranks that share it, the ep
-        ranks one of their own, and the nodes that they are on one outside it.
+        ranks one of their own (of fewer than there are cp ranks, inside the others of these), and the nodes that they are on one
+        outside it.
         """
         outside = self.replicas if self.inner == 1 else self.dp // self.inner
-        return _grid(self.order, self.tp, self.cp, self.ep_of_dp, self.ep_nodes, self.dp, outside, self.pp)
+        ep = self.ep_of_copies if self.ep_inside_cp else self.ep_of_dp
+        return _grid(self.order, self.tp, self.cp, ep, self.ep_inside_cp, self.ep_nodes, self.dp, outside, self.pp)
 
     @property
     def copies(self) -> int:
@@ -173,12 +175,12 @@ class Resolved(Plan):
     @property
     def expert_sharing(self) -> tuple[str, ...]:
         """The axes along which ranks differ that hold the same routed experts."""
-        return ("cp", "dp") if self.cp > 1 and self.ep_of_copies == 1 else ("dp",)
+        return ("cp", "dp") if self.ep_of_copies < self.cp else ("dp",)
 
     @property
     def spreading(self) -> tuple[str, ...]:
         """The axes along which ranks differ that experts are spread over, but for nodes that tokens are sent to first."""
-        inside = (("tp",) if self.whole_experts else ()) + (("cp",) if self.cp > 1 and self.ep_of_copies > 1 else ())
+        inside = (("tp",) if self.whole_experts else ()) + (("cp",) if 1 < self.cp <= self.ep_of_copies else ())
         return (*inside, "ep")
 
 
@@ -187,10 +189,14 @@ ALL_ALIKE = {"allotted": (), "sequences_per_replica": ()}  # dp ranks with equal
 
 
 @lru_cache(maxsize=16384)
-def _grid(ranks: str, tp: int, cp: int, ep: int, ep_nodes: int, dp: int, outside: int, pp: int) -> Grid:
-    """See `Resolved.grid`. outside: replicas of a sharded copy."""
+def _grid(ranks: str, tp: int, cp: int, ep: int, inside: bool, ep_nodes: int, dp: int, outside: int, pp: int) -> Grid:
+    """See `Resolved.grid`. inside: the ep ranks are among the cp ranks, not the dp ranks; outside: replicas of a sharded copy."""
     degrees = {"tp": tp, "cp": cp, "ep": ep // ep_nodes, "dp": dp // outside // ep, "pp": pp}
     order = ranks.split("-")
+    if inside:
+        degrees |= {"cp": cp // ep, "dp": dp // outside}
+        order.remove("ep")
+        order.insert(order.index("cp"), "ep")
     for inner, outer, degree in (("dp", "replica", outside), ("ep", NODES, ep_nodes)):
         if degree > 1:
             order.insert(order.index(inner) + 1, outer)

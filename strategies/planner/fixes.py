@@ -134,7 +134,7 @@ def _ideas(job: Job) -> Iterator[Changes]:
         yield {"sequence_parallel": True}
     if dp % 2 == 0 and 2 * plan.tp <= node:
         yield {"tp": 2 * plan.tp, "sequence_parallel": True}
-    more = plan.cp if plan.cp > 1 and plan.ep_of_copies == 1 else 2
+    more = plan.cp if plan.cp % 2 and plan.ep_of_copies < plan.cp else 2
     if model.experts and plan.cp * dp % (more * plan.ep_of_copies) == 0:
         yield {"ep": more * plan.ep}
     if dp % 2 == 0 and 2 * plan.pp <= model.layers:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from sim.program import Kernel
+from sim.program import Collective, Kernel
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
 from strategies.layers.tensor_overlap import Items
@@ -76,8 +76,8 @@ def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
         return (), ()
     size, width = keys * rank.cp, _sum_width(rank)
     return (
-        rank.along("cp", rank.cp, "all_gather", "keys and values", rank.element * size, "ring"),
-        rank.along("cp", rank.cp, "reduce_scatter", "key and value gradients", width * size, "ring", width),
+        _along(rank, "all_gather", "keys and values", rank.element * size, "ring"),
+        _along(rank, "reduce_scatter", "key and value gradients", width * size, "ring", width),
     )
 
 
@@ -137,8 +137,15 @@ def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:
 
 def _swap(rank: RankShapes, tensors: dict[str, float]) -> Operator:
     """An all-to-all of each tensor, tokens for heads or back, and of its gradient."""
-    work = tuple(item for name, size in tensors.items() for item in rank.along("cp", rank.cp, "all_to_all", name, size))
+    work = tuple(item for name, size in tensors.items() for item in _along(rank, "all_to_all", name, size))
     return Operator(work, work, temporary=2 * max(tensors.values()))
+
+
+def _along(rank: RankShapes, operation: str, label: str, size: float, algorithm: str = "", width: float = 0) -> Items:
+    """A collective of the cp ranks: see `RankShapes.along`."""
+    axes = rank.resolved.attending
+    every = rank.along("cp", rank.cp, operation, label, size, algorithm, width)
+    return every if axes == ("cp",) else tuple(replace(item, along=axes) for item in every if isinstance(item, Collective))
 
 
 def _ring(rank: RankShapes) -> bool:

@@ -52,9 +52,9 @@ def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:
         yield f"{asking} with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
     if whole_experts and ep % plan.tp:
         yield f"ep={ep} with expert_tp=1 must be a multiple of tp={plan.tp}: a part of the tp ranks as ep ranks is not simulated"
-    elif plan.ep_of_copies > 1 and plan.ep_of_copies % plan.cp:
-        least = plan.cp * plan.tp if whole_experts else plan.cp
-        yield f"ep={ep} with cp={plan.cp} must be a multiple of {least}: a part of the cp ranks as ep ranks is not simulated"
+    elif plan.ep_of_copies % plan.cp and plan.cp % plan.ep_of_copies:
+        ranks, unit = ("tp·cp", plan.tp * plan.cp) if whole_experts else ("cp", plan.cp)
+        yield f"ep={ep} must be a multiple of {ranks}={unit} or divide it: ep ranks in several rows of cp ranks are not simulated"
     degrees = {"tp": plan.tp if whole_experts else 1, "cp": plan.cp, "dp": dp}
     axes = [axis for axis, degree in degrees.items() if degree > 1 or axis == "dp"]
     every = math.prod(degrees.values())
