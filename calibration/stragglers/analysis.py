@@ -13,6 +13,7 @@ import numpy as np
 
 from calibration.stragglers.microbatches import Microbatches, microbatches
 from calibration.stragglers.replay import Replay, replay_of
+from calibration.stragglers.spread import Spread, spread
 from calibration.stragglers.trace import OP_TYPES, Booleans, Trace
 from sim.replay.graph import Floats, Integers
 
@@ -90,6 +91,7 @@ class Analysis:
     slowest: list[int]
     slowest_part: Part
     microbatches: Microbatches | None
+    spread: Spread | None = None  # of workers with the same work
     notes: Sequence[str] = ()
 
     @property
@@ -126,6 +128,7 @@ def analyse(trace: Trace, source: str) -> Analysis:
         slowest=slowest,
         slowest_part=parts.of("slowest workers", np.isin(trace.rank, slowest)),
         microbatches=microbatches(trace),
+        spread=spread(trace, replay),
     )
 
 

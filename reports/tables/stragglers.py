@@ -43,6 +43,7 @@ def as_data(analysis: Analysis, source: str) -> dict[str, Any]:
         "last_stage": next((part.to_dict() for part in analysis.stages if part.name == last), None),
         "slowest_workers": {"ranks": analysis.slowest} | analysis.slowest_part.to_dict(),
         "microbatches": None if analysis.microbatches is None else analysis.microbatches._asdict(),
+        "spread": None if analysis.spread is None else analysis.spread._asdict(),
         "by_step": [_step(analysis, place) for place in range(len(analysis.steps))],
         "notes": _notes(analysis),
         "steps_left_out": {str(step): why for step, why in analysis.left_out.items()},
@@ -139,6 +140,11 @@ def _notes(analysis: Analysis) -> list[str]:
         result.append(
             f"microbatches differ in work, as sequences of unlike lengths do: {unlike} ({passes.correlation:.2f} correlated)"
         )
+    apart = analysis.spread
+    if apart is not None:
+        means = f"{percent(apart.workers)} (standard deviation), for which a step is {percent(apart.cost)} longer"
+        single = f"single passes of each by {percent(apart.ops)}: {percent(apart.cost_of_ops)}"
+        result.append(f"workers with the same work, but stragglers, differ by {means}, {single}")
     gap = float(analysis.with_delays.mean() / analysis.measured.mean()) - 1
     if abs(gap) > EXACT:
         result.append(

@@ -5,6 +5,7 @@ published ones where their traces are at hand.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,32 @@ def test_a_slow_last_stage(tmp_path: Path) -> None:
     assert (last.name, last.fixed, last.share) == ("1", 14, 2)
     assert analysed(trace_of(usual(1, 0, 1), pp=2, microbatches=2), tmp_path).slowdown == 1
     assert as_data(answer, "x")["last_stage"]["share"] == 2
+
+
+def test_workers_with_the_same_work_differ(tmp_path: Path) -> None:
+    """Passes of 1 + 2 s on dp rank 0 and 4 % more on dp rank 1, for which both wait; 2 s more for gradients and update."""
+    found = analysed(trace_of(usual(1.04, 1, 0), dp=2, steps=(1, 2)), tmp_path).spread
+    assert found is not None
+    deviation = math.sqrt(math.log(1 / 1.02) ** 2 + math.log(1.04 / 1.02) ** 2)  # of two, whose mean is known
+    assert found == pytest.approx((deviation, 0, 5.12 / 5.06 - 1, 5.12 / 5.06 - 1), abs=1e-12)
+
+
+def test_single_passes_differ(tmp_path: Path) -> None:
+    """Both dp ranks take 1 + 2 s on the mean of two steps, one of them 0.9 and 1.1 of it, for which the other waits once."""
+
+    def duration(step: int, rank: int, _: int, which: Pass) -> float:
+        return (1.0 if which[0] == "forward" else 2.0) * (1.0 if rank == 0 else 0.9 if step == 1 else 1.1)
+
+    found = analysed(trace_of(duration, dp=2, steps=(1, 2)), tmp_path).spread
+    assert found is not None
+    around = math.sqrt((math.log(0.9) ** 2 + math.log(1.1) ** 2) / 4)
+    assert found == pytest.approx((0, around, 0, (5 + 5.3) / 10 - 1), abs=1e-12)
+
+
+def test_stragglers_are_not_spread(tmp_path: Path) -> None:
+    found = analysed(trace_of(usual(2, 1, 0), dp=3), tmp_path).spread
+    assert found == pytest.approx((0, 0, 0, 0), abs=1e-12)
+    assert analysed(trace_of(usual(1, 0, 0), pp=2), tmp_path).spread is None
 
 
 def test_without_stragglers_nothing_has_a_share(tmp_path: Path) -> None:
@@ -441,10 +468,12 @@ def test_the_example_is_as_published() -> None:
     assert data["by_op_type"]["forward-compute"]["slowdown"] == pytest.approx(1.0874989663025318, rel=1e-6)
     assert data["last_stage"]["share"] == pytest.approx(1.2193563788811714, rel=1e-5)
     assert data["slowest_workers"]["share"] == pytest.approx(0.031404269124045224, rel=1e-5)
+    assert (data["spread"]["workers"], data["spread"]["cost"]) == pytest.approx((0.0043, 0.0014), abs=5e-5)
+    assert (data["spread"]["ops"], data["spread"]["cost_of_ops"]) == pytest.approx((0.0272, 0.0017), abs=5e-5)
     assert (data["worst"]["kind"], data["worst"]["name"]) == ("stage", "3")
     assert set(data) == {
         *("trace", "ops", "dp", "pp", "workers", "slowdown", "launch_slowdown", "step_seconds", "worst", "last_stage"),
-        *("slowest_workers", "microbatches", "by_op_type", "by_dp_rank", "by_stage", "by_worker", "by_step"),
+        *("slowest_workers", "microbatches", "spread", "by_op_type", "by_dp_rank", "by_stage", "by_worker", "by_step"),
         *("notes", "steps_left_out"),
     }
 
