@@ -27,7 +27,7 @@ from strategies.predict import predict
 from topologies.cluster import UnequalCluster
 from topologies.reading import UserError
 
-WITHIN = 0.03  # of the best of the space: simulating on for less than what tells plans apart is not worth the seconds
+WITHIN = 0.01  # of the best of the space: less would double the seconds where many plans are alike
 DEEPEST = 16  # pipeline stages
 OF_THE_BATCH = ("dp", "accumulation", "microbatches_per_replica")  # fields that say a plan's batch by its degrees
 FEW = 16  # experts up to which all degrees are looked at: each is priced by itself
@@ -59,12 +59,12 @@ class Chosen:
     why: str
 
 
-def with_auto_plan(job: Job) -> Job:
-    """The job with the best plan of a small space, the fields that were said (`Job.auto`) kept, and a remark that says why, with
-    arguments for the same. Raises UserError for fields that contradict a choice of degrees, and where no plan of the space fits
-    the model or the cluster.
+def with_auto_plan(job: Job, kept: frozenset[str] = frozenset()) -> Job:
+    """The job with the best plan of a small space, the fields that were said (`Job.auto`) and those of `kept` kept, and a remark
+    that says why, with arguments for the same. Raises UserError for fields that contradict a choice of degrees, and where no plan
+    of the space fits the model or the cluster.
     """
-    said = job.auto.said if job.auto else frozenset[str]()
+    said = kept | (job.auto.said if job.auto else frozenset())
     for field in OF_THE_BATCH:
         if field in said:
             raise UserError(f"{job.where}: {field} contradicts plan: auto, which chooses degrees: say global_batch instead")

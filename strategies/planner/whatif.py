@@ -9,10 +9,10 @@ from typing import Any
 
 from sim.analysis.summary import Summary
 from strategies.job import Job
-from strategies.planner.auto_plan import CHOSEN, with_auto_plan
+from strategies.planner.auto_plan import CHOSEN
+from strategies.planner.replanned import answered, replanned
 from strategies.planner.search.space import Axis
 from strategies.planner.search.workers.executors import Engine
-from strategies.predict import predict
 from strategies.resilience.runs import RunAnswer, run_training
 from topologies.costs import Cost, Rates, cost, mean_rates
 from topologies.reading import UserError
@@ -40,15 +40,6 @@ class Case:
 BATCHES = ("keep", "scale")
 
 
-def _answer(job: Job, replan: bool) -> tuple[Job, Summary | str]:
-    """The job, with the best plan that is found for it where that is asked for, and its summary, or why there is none."""
-    try:
-        asked = with_auto_plan(job) if replan else job
-        return asked, predict(asked)
-    except UserError as error:
-        return job, str(error)
-
-
 def ask(
     read: Read,
     cases: Sequence[tuple[Changes, str, Changes]],
@@ -59,7 +50,8 @@ def ask(
     replan: bool = False,
 ) -> list[Case]:
     """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once. seed: run them over days as
-    well, all with the same failures. replan: all but the first have the best plan that a short search finds for them.
+    well, all with the same failures. replan: all but the first have the best plan that a short search finds for any of them, with
+    the fields that the inputs and a job of `plan: auto` say.
     """
     jobs: list[Job | str] = []
     for changes, _, plan in cases:
@@ -68,21 +60,31 @@ def ask(
             jobs.append(read(own))
         except UserError as error:
             jobs.append(str(error))
-    anew = [replan and number > 0 for number in range(len(jobs))]
-    wanted = {(job.hash, again): job for job, again in zip(jobs, anew, strict=True) if isinstance(job, Job)}
-    tasks = {key: engine.submit(_answer, job, key[1]) for key, job in wanted.items()}
+    kept = [_kept(jobs[0], changes) if replan and number else None for number, (changes, _, _) in enumerate(cases)]
+    wanted = {(job.hash, fields): job for job, fields in zip(jobs, kept, strict=True) if isinstance(job, Job)}
+    tasks = {key: engine.submit(answered, job) for key, job in wanted.items() if key[1] is None}
+    anew = {key: (job, key[1]) for key, job in wanted.items() if key[1] is not None}
+    answers = dict(zip(anew, replanned(list(anew.values()), engine), strict=True))
+    answers |= {key: task.result() for key, task in tasks.items()}
     result = []
-    for (changes, name, _), asked, again in zip(cases, jobs, anew, strict=True):
-        job, outcome = (None, asked) if isinstance(asked, str) else tasks[asked.hash, again].result()
+    for (changes, name, _), asked, fields in zip(cases, jobs, kept, strict=True):
+        job, outcome = (None, asked) if isinstance(asked, str) else answers[asked.hash, fields]
         if isinstance(outcome, str) or job is None:
             result.append(Case(changes, name, None, None, str(outcome)))
             continue
         rate = mean_rates(job.cluster, changes.get("price", price), "price")
         whole = cost(rate, outcome.gpus, outcome.step_seconds, outcome.tokens_per_second * outcome.step_seconds, tokens)
-        batch, found = job.resolve().global_batch, {f"plan.{name}": getattr(job.plan, name) for name in CHOSEN} if again else {}
+        found = {} if fields is None else {f"plan.{name}": getattr(job.plan, name) for name in CHOSEN}
+        batch = job.resolve().global_batch
         case = Case(changes, name, outcome, whole, batch=batch, found=found, remarks=job.cluster.remarks, hash=job.hash)
         result.append(case if seed is None else _run(case, job, tokens, rate, seed, engine))
     return result
+
+
+def _kept(own: Job | str, changes: Changes) -> frozenset[str]:
+    """Fields of a plan that are said where it is found anew: by the inputs, or by a job that leaves the others to be found."""
+    said = own.auto.said if isinstance(own, Job) and own.auto else frozenset()
+    return frozenset(name for name in CHOSEN if name in said or f"plan.{name}" in changes)
 
 
 def _run(case: Case, job: Job, tokens: float, money: Rates, seed: int, engine: Engine) -> Case:

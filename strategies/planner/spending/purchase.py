@@ -12,10 +12,9 @@ from dataclasses import dataclass, replace
 
 from sim.analysis.summary import Summary
 from strategies.job import Job
-from strategies.planner.auto_plan import with_auto_plan
+from strategies.planner.replanned import replanned
 from strategies.planner.search.workers.executors import Engine
 from strategies.planner.uncertainty import with_interval
-from strategies.predict import predict
 from strategies.resilience.runs import RunAnswer, run_training
 from topologies.cluster import UnequalCluster
 from topologies.costs import Cost, mean_rates
@@ -78,26 +77,14 @@ def same_batch(offers: Sequence[Offer], said: bool) -> list[Offer]:
 
 def buy(offers: Sequence[Offer], tokens: float, engine: Engine, seed: int = 0) -> list[Bought]:
     """Each offer at its best plan until `tokens` tokens are trained on; all meet the same failures."""
-    tasks = [engine.submit(_best, offer.job) for offer in offers]
-    result = []
-    for offer, task in zip(offers, tasks, strict=True):
-        job, outcome = task.result()
-        result.append(_bought(offer, job, outcome, tokens, engine, seed))
-    return result
-
-
-def _best(job: Job) -> tuple[Job, Summary | str]:
-    """Runs on workers."""
-    try:
-        best = with_auto_plan(job)
-        return best, with_interval(best, predict(best))
-    except UserError as error:
-        return job, str(error)
+    best = replanned([(offer.job, frozenset()) for offer in offers], engine)
+    return [_bought(offer, job, outcome, tokens, engine, seed) for offer, (job, outcome) in zip(offers, best, strict=True)]
 
 
 def _bought(offer: Offer, job: Job, outcome: Summary | str, tokens: float, engine: Engine, seed: int) -> Bought:
     if isinstance(outcome, str):
         return Bought(offer, job, refused=outcome)
+    outcome = with_interval(job, outcome)
     if not outcome.fits:
         return Bought(offer, job, outcome, refused="no plan that was tried fits its memory")
     money = mean_rates(job.cluster, offer.price)
@@ -142,7 +129,7 @@ def _crossover(mine: Bought, other: Bought, tokens: float, engine: Engine) -> Cr
     for _ in range(ROUNDS):
         nodes = _divided(max(nodes + 1, math.ceil(nodes * seconds / other.training.seconds)), mine.job)
         larger = replace(mine.offer.job, cluster=mine.job.cluster.model_copy(update={"nodes": nodes}))
-        best, outcome = engine.submit(_best, larger).result()
+        ((best, outcome),) = replanned([(larger, frozenset())], engine)
         if isinstance(outcome, str) or not outcome.fits:
             continue
         seconds = _ideal(best, outcome, tokens) * overhead

@@ -6,6 +6,7 @@ import json
 import re
 import shlex
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 
 import shardyard
 from shardyard import read_job
+from strategies.job import Job
 from strategies.planner.search.space import parse_axis
 from strategies.planner.search.workers.executors import Engine
 from strategies.planner.sensitivity import Play
@@ -186,6 +188,33 @@ def test_a_plan_is_found_anew_at_every_point() -> None:
     both = call("whatif", *LINES, *vary, "--also", "plan.tp=2")
     assert both.exit_code == 2
     assert "--replan, --also: only one of them says the plans" in both.output
+
+
+def test_a_plan_that_is_found_anew_keeps_the_fields_that_are_varied_or_said() -> None:
+    words = ["whatif", "--model", "llama-3.1-8b", "--cluster", "dgx-a100", "--workers", "1", "--replan", "--json"]
+    said = ["--plan", "auto", "--set", "plan.microbatch=2"]
+    vary = ["--vary", "plan.tp=1,4", "--vary", "plan.sequence=512"]
+    answer = json.loads(CliRunner().invoke(shardyard.main, [*words, *said, *vary]).stdout)
+    rows = [row for row in answer if "plan.tp" in row["changes"]]
+    assert ["plan.tp=4" in row["arguments"] for row in rows] == [False, True]
+    assert not any("plan.microbatch" in row["arguments"] for row in rows)  # as it was said
+    assert rows[0]["summary"]["volume"].get("tp") is None
+    assert rows[1]["summary"]["volume"]["tp"]["bytes"] > 0
+
+
+def test_a_faster_network_has_no_worse_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A search that stops early finds different plans, the worse one for the faster network: the other point's is tried there."""
+    searched = {50e9: {"tp": 8, "data_parallel": "zero1"}, 25e9: {"data_parallel": "zero3"}}
+
+    def found(job: Job, kept: frozenset[str] = frozenset()) -> Job:
+        return replace(job, plan=job.plan.model_copy(update=searched[job.cluster.node.nic]))
+
+    monkeypatch.setattr("strategies.planner.replanned.with_auto_plan", found)
+    words = ["whatif", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--nodes", "2", "--plan", "{sequence: 1024}"]
+    words += ["--workers", "1", "--replan", "--json", "--vary", "cluster.node.nic=25 GB/s,50 GB/s"]
+    _, _, slow, fast = json.loads(CliRunner().invoke(shardyard.main, words).stdout)
+    assert "plan.data_parallel=zero3" in fast["arguments"]
+    assert fast["summary"]["step_seconds"] <= slow["summary"]["step_seconds"]
 
 
 def test_a_job_whose_own_plan_is_found_again_is_one_row() -> None:
