@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +34,19 @@ def table(job: Job, cases: Sequence[RunCase], seed: int) -> RenderableType:
         result.add_row(*_row(case, best))
     lines: list[RenderableType] = [Text(f"{job.name}: runs with other inputs, all with the same failures", "bold"), result]
     lines += [Text(f"{_change(case)}: {case.refused}") for case in cases if case.refused]
+    lines += [Text(line) for line in _notes(played)]
     runs = played[0].answer.runs if played and played[0].answer else 0
     return Group(*lines, Text(f"{plural(runs, 'run')} each, seed {seed}; * the highest goodput"))
+
+
+def _notes(played: Sequence[RunCase]) -> Iterator[str]:
+    """What is to be known of the runs, and of which inputs where it is not of all."""
+    said: dict[str, list[str]] = {}
+    for case in played:
+        for note in case.prepared.notes if case.prepared else ():
+            said.setdefault(note, []).append(_change(case))
+    for note, changes in said.items():
+        yield f"note: {note}" if len(changes) == len(played) else f"note on {'; '.join(changes)}: {note}"
 
 
 def _change(case: RunCase) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
+from math import exp
+from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from reports.formatting import bar, count, counted, digits, dollars, percent, plural, size, span, tokens_text
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 WORTH = 0.0005  # of goodput, below which a change is not shown
 MOST = 6  # changes
+Z80 = NormalDist().inv_cdf(0.9)  # standard deviations around the mean that hold 80 %
 
 
 def overview(
@@ -52,7 +55,9 @@ def headline(prepared: Prepared, answer: RunAnswer) -> str:
     job, spares = prepared.job, prepared.spec.spares
     ready = f" and {plural(spares, 'spare node')}" if spares else ""
     what = f"{job.name} on {job.cluster.nodes} × {job.cluster.name} ({job.cluster.gpus:,} GPUs){ready}"
-    delivered = f"{tokens_text(answer.tokens.mean, counted(answer.sequence))} in {digits(answer.days.mean)} days"
+    tokens, unit = answer.tokens, counted(answer.sequence)
+    trained = tokens_text(tokens.mean, unit) if tokens.low == tokens.high else f"{count(tokens.mean)} {unit}"
+    delivered = f"{trained} in {digits(answer.days.mean)} days"
     return f"{what}: {delivered}, goodput {percent(answer.goodput.mean)}"
 
 
@@ -104,11 +109,18 @@ def facts(prepared: Prepared, answer: RunAnswer) -> list[str]:
     lines += [_saving(saving, step) for saving in prepared.spec.savings]
     failures = prepared.settings.failures
     if prepared.mtbf < float("inf"):
-        lines.append(
-            f"failures '{failures.name}': one every {span(prepared.mtbf)} on {prepared.spec.nodes:,} nodes; "
-            f"a start takes {span(prepared.restart)}"
-        )
+        often = f"one every {span(prepared.mtbf)} on {prepared.spec.nodes:,} nodes{_spread(prepared)}"
+        lines.append(f"failures '{failures.name}': {often}; a start takes {span(prepared.restart)}")
     return lines
+
+
+def _spread(prepared: Prepared) -> str:
+    """How unlike clusters of this kind are: each run has a rate of its own."""
+    if not prepared.spec.rate_spread:
+        return ""
+    factor = exp(Z80 * prepared.spec.rate_spread)
+    between = f"{span(prepared.mtbf / factor)}–{span(prepared.mtbf * factor)}"
+    return f" (median; {between} in 80 % of runs, as published clusters differ)"
 
 
 def _interval(prepared: Prepared, answer: RunAnswer) -> str:

@@ -193,11 +193,13 @@ def _steps(interval: int | str, place: Place, mtbf: float, restart: float, step:
 def _notes(job: Job, settings: RunSettings) -> list[str]:
     failures, notes = settings.failures, []
     if failures.unknown:
-        notes.append(f"failures '{failures.name}': UNKNOWN are {'; '.join(failures.unknown)}")
+        notes.append(f"failures '{failures.name}': not published are {'; '.join(failures.unknown)}")
     if settings.initialization is None and job.cluster.gpus > published().most:
         notes.append(f"start-up: beyond the {published().most:,} GPUs of the largest published submission")
     if settings.pool is None and failures.parts:
-        notes.append("run.pool: there is always a free node; say how many there are to see jobs wait for repairs")
+        notes.append(
+            "run.pool: there is always a free node; say how many there are (0: spares alone) to see jobs wait for repairs"
+        )
     return notes
 
 

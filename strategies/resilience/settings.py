@@ -111,8 +111,13 @@ class RunSettings(Config):
     )
     checkpoint: CheckpointSettings = Field(default=CheckpointSettings(), description="when and where checkpoints are saved")
     recovery: str = Field(default="restart", description="how the job goes on after a failure: restart, elastic, elastic-keep")
-    spares: int = Field(default=0, ge=0, le=10_000, description="nodes held ready beside the job; they cost, and are idle")
-    pool: int | None = Field(default=None, ge=0, le=100_000, description="free nodes elsewhere; by default there is always one")
+    spares: int = Field(default=0, ge=0, le=10_000, description="nodes held ready, which join at once; they cost, and are idle")
+    pool: int | None = Field(
+        default=None,
+        ge=0,
+        le=100_000,
+        description="free nodes beside the spares; by default there is always one",
+    )
     reserve: int = Field(default=0, ge=0, le=100_000, description="nodes that others have to leave first")
     allocation: Duration = Field(default=180.0, description="until a free node has joined; 3 min as AIReSim's host selection")
     preemption: Duration = Field(default=1200.0, description="until a node of the reserve is free; 20 min as AIReSim's")

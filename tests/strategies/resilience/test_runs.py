@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -182,11 +184,36 @@ def test_one_screen() -> None:
     assert "goodput" in first
     assert "WASTED_PROGRESS_FROM_DISRUPTION" in result.output
     assert "best of 9 intervals" in result.output
-    assert "UNKNOWN" in result.output
+    assert "note: failures 'rsc-1': not published are causes;" in result.output
     checkpoint = CliRunner().invoke(shardyard.main, ("checkpoint", str(EXAMPLES / "run-llama-3.1-405b.yaml")))
     assert checkpoint.exit_code == 0, checkpoint.output
     assert "checkpoint 5.68 TB, 14.0 bytes per parameter" in checkpoint.output
     assert call("checkpoint", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--json")["bytes_per_parameter"] == pytest.approx(14)
+
+
+def test_what_is_assumed_of_free_nodes_is_said_beside_spares_that_are_compared() -> None:
+    """With free nodes elsewhere spares are worth nothing, which the note explains."""
+    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "20", "--replications", "2", "--vary")
+    free = "note: run.pool: there is always a free node; say how many there are (0: spares alone)"
+    always = CliRunner().invoke(shardyard.main, (*words, "run.spares=0,1", "--set", "run.pool=null")).output
+    assert f"\n{free}" in always
+    assert "note: run.pool" not in CliRunner().invoke(shardyard.main, (*words, "run.spares=0,1", "--set", "run.pool=0")).output
+    both = CliRunner().invoke(shardyard.main, (*words, "run.pool=null,0")).output
+    assert f"\nnote on run.pool=null: {free.removeprefix('note: ')}" in both
+
+
+def test_how_unlike_clusters_are_is_said_where_failures_are_those_of_several() -> None:
+    """rate_spread is σ of the logarithm: 80 % of a normal distribution are within 1.2816 σ."""
+    words = ("run", str(EXAMPLES / "run-llama-3.1-405b.yaml"), "--days", "20", "--replications", "2", "--no-advice")
+    output = CliRunner().invoke(shardyard.main, (*words, "--set", "run.failures=published")).output
+    (line,) = (line for line in output.splitlines() if line.startswith("failures 'published': "))
+    said = re.match(r"failures 'published': one every ([\d.]+) h on 128 nodes \(median; ([\d.]+) h–([\d.]+) days in 80 %", line)
+    assert said is not None, line
+    middle, low, high = map(float, said.groups())
+    assert low == pytest.approx(middle / math.exp(1.2816 * 0.743), rel=0.01)
+    assert 24 * high == pytest.approx(middle * math.exp(1.2816 * 0.743), rel=0.01)
+    rsc = CliRunner().invoke(shardyard.main, words).output
+    assert "failures 'rsc-1': one every 28.8 h on 128 nodes; a start takes" in rsc
 
 
 MISTAKES = [
