@@ -13,7 +13,10 @@ with torchtitan's filter). Every operand is cast by kernels of its own, bound by
   zero3. With delayed scaling the norm before Megatron-LM's products writes fp8 itself (layernorm_fwd in
   pytorch/csrc/extensions/normalization.cpp), but for latent attention, experts and where an adapter reads its result, too.
 * `kernels: compiled` is torchao under torch.compile. Inputs are kept in 16 bits and cast again for the weight gradient, weights
-  in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits.
+  in every pass (torchao/float8/float8_linear.py); experts stay in 16 bits. With rowwise scales
+  both backward products are those of whole-tensor scales, and their results are multiplied by the scales of rows and columns
+  afterwards, as the product that knows them is slow where it sums in fp32 (addmm_float8_unwrapped in torchao/float8/float8_ops.py
+  of 2024 and 2025; github.com/pytorch/ao issue 2184): by a kernel of its own, unless another one reads the result anyway.
 
 nvfp4 is Transformer Engine's NVFP4BlockScaling (transformer_engine/common/recipe; NVIDIA 2025, arXiv:2509.25149): operands of
 all three products have 4 bits and a scale of 8 bits per 16 numbers, and a scale of the whole tensor in fp32, for whose maximum
@@ -211,6 +214,12 @@ class Fp8Products:
         """
         turned = gathered and not self.engine and not self.late and self.fp8 is not None
         return self._run("input", "backward", elements, TURNED if turned else self._casts.again)
+
+    def rescaled(self, what: str, elements: int) -> Items:
+        """After a backward product, whose result of so many elements no other kernel reads: the scales of rows and columns."""
+        if self.fp8 is None or self.engine or self.fp8.scaling != "rowwise":
+            return ()
+        return self._run(f"{what} scales", "backward", elements, (Pass("memory", 2.0 * self.rank.element),))
 
     def _maximum(self, gathered: bool) -> Items:
         """What tp ranks that gather parts of a tensor agree on before: its maximum."""

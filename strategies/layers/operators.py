@@ -131,7 +131,10 @@ def column_linear(
     summed = (*gradients, *sums)
     back = rank.before_reduce(summed, reduce, inside) if rank.gathers_once else (*summed, *reduce)
     summed_in_cast = label == "qkv" and fp8.sums_in_casts
-    each = [_weight_gradients(rank, label, size, hidden, bias, fp8.dtype, summed_in_cast) for size in reversed(sizes)]
+    each = [
+        (*_weight_gradients(rank, label, size, hidden, bias, fp8.dtype, summed_in_cast), *fp8.rescaled("weight", size * hidden))
+        for size in reversed(sizes)
+    ]
     weights: Items = tuple(chain.from_iterable(each))
     both: Items = ()
     if rank.overlap("weight_gradient") and not rank.gathers_once:
@@ -201,13 +204,18 @@ def row_linear(rank: RankShapes, label: str, inputs: int, bias: bool) -> Operato
     cast = fp8.gradient((tokens if fp8.late else rank.local_tokens) * hidden, bool(gather))
     product_back = (rank.gemm(label, "backward", tokens, local, hidden, dtype=fp8.dtype),)
     backward = _multiplied(rank, fp8, gather, cast, product_back)
-    weights = rank.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=fp8.dtype)
+    weights: Items = (
+        *rank.weight_gemm(f"{label} weight", hidden, local, tokens, dtype=fp8.dtype),
+        *fp8.rescaled("weight", hidden * local),
+    )
     if bias:
         weights += _bias_gradient(rank, label, rank.local_tokens, hidden)
+    read = label == "mlp down"  # by its activation's gradient
+    scales = () if read else fp8.rescaled("input gradient", tokens * local)
     fills = rank.fills(f"{label} input gradient", "backward", rank.element * tokens * local)
     return Operator(
         forward=(*fp8.input_casts(tokens * local), *result, *forward),
-        input_gradient=(*fills, *backward),
+        input_gradient=(*fills, *backward, *scales),
         weight_gradient=(*fp8.again(tokens * local), *fp8.turned("gradient", tokens * hidden, bool(gather)), *weights),
         saved={f"{label} input": fp8.kept * tokens * local},
         for_weights=(f"{label} input",),

@@ -90,6 +90,18 @@ def test_scales_of_the_tensor_now_read_it_once_more() -> None:
     assert cast("tensorwise") == TOKENS * FFN * 6
 
 
+def test_rowwise_scales_are_applied_after_backward_products() -> None:
+    """torchao's addmm_float8_unwrapped: `output *= post_inverse_scale` of every matrix's gradient, read and written in 16 bits,
+    and of the gradient that attention's kernel takes; others are added up or read by the activation's.
+    """
+    part, usual = (layer(**TORCHAO | {"fp8": {"scaling": scaling}}) for scaling in ("rowwise", "tensorwise"))
+    found = [kernel for kernel in part.backward if isinstance(kernel, Kernel) and kernel.label.endswith("scales in fp8")]
+    weights = [kernel.bytes for kernel in found if "weight" in kernel.label]
+    assert (len(weights), sum(weights)) == (7, 4 * part.fp8_parameters)
+    assert [kernel.bytes for kernel in found if "weight" not in kernel.label] == [4 * TOKENS * HIDDEN]
+    assert not [kernel for kernel in usual.backward if isinstance(kernel, Kernel) and "scales" in kernel.label]
+
+
 def gathered(**plan: Any) -> float:
     asked = job(**plan)
     works = [op.work for op in lower(asked.model, asked.resolve()).cohorts[0].ops if isinstance(op.work, Collective)]
