@@ -18,7 +18,7 @@ from strategies.planner.search.objective import Limits
 from strategies.planner.search.objective import objective as objective_of
 from strategies.planner.search.search import Search
 from strategies.planner.search.space import default_space, load_space, read_space
-from strategies.planner.uncertainty import with_interval
+from strategies.planner.uncertainty import predict_with_interval, with_interval
 from strategies.predict import predict
 from topologies.costs import mean_rates
 
@@ -142,7 +142,7 @@ def compare(
     rows: list[dict[str, Any]] = []
     keys = []
     for job in asked:
-        summary, money = with_interval(job, predict(job, total=total)), mean_rates(job.cluster, price)
+        summary, money = predict_with_interval(job, total), mean_rates(job.cluster, price)
         keys.append((rank(summary, dict(job.plan), job.hash), job))
         row = {"job": describe(job), **summary.to_dict(), "name": job.name}
         row["training"] = training_cost(summary, {"rates": money, "tokens": tokens}).to_dict()

@@ -60,8 +60,7 @@ def command(
     from reports.inputs import describe
     from reports.tables.compare_runs import run_data
     from reports.tables.comparison import comparison
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict
+    from strategies.planner.uncertainty import predict_with_interval
     from strategies.read_job import read_job
     from strategies.resilience.runs import run_training
     from topologies.costs import mean_rates
@@ -74,7 +73,7 @@ def command(
     asked += [first({}, apart.split(variant), variant) for variant in variants]
     all_tokens = tokens_of(tokens)
     about = {"tokens": all_tokens or TOKENS}
-    rows = [(job.name, with_interval(job, predict(job, total=total)), {**describe(job), **about}) for job in asked]
+    rows = [(job.name, predict_with_interval(job, total), {**describe(job), **about}) for job in asked]
     money = [mean_rates(job.cluster, price) for job in asked]
     delivered: list[RunAnswer | None] = [None] * len(rows)
     if runs:

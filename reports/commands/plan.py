@@ -127,8 +127,7 @@ def command(
     from strategies.planner.search.search import WINDOW, Search
     from strategies.planner.search.space import default_space, load_space, parse_axis
     from strategies.planner.search.workers.executors import engine
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import predict
+    from strategies.planner.uncertainty import predict_with_interval
     from topologies.documents.units import size, watts
     from topologies.reading import UserError
 
@@ -172,8 +171,7 @@ def command(
     bar = None
     if answer.best and not answer.ended:
         with suppress(TimeUp), Deadline(limit, began).cut():
-            best = read(answer.best["changes"])
-            bar = with_interval(best, predict(best)).interval
+            bar = predict_with_interval(read(answer.best["changes"])).interval
     if as_json:
         from reports.tables.search import as_data
 

@@ -226,21 +226,27 @@ def fair_rates(capacity: Sequence[float] | Mapping[int, float], flows: dict[F, t
     flows[f] = ((link, multiplicity), …): f counts `multiplicity` times on the link.
     """
     rates: dict[F, float] = {}
-    room: dict[int, float] = {}
     on: dict[int, dict[F, float]] = {}
     for flow, links in flows.items():
         for link, count in links:
             on.setdefault(link, {})[flow] = count
-            room[link] = capacity[link]
+    room = {link: capacity[link] for link in on}
+    levels = {link: room[link] / sum(counts.values()) for link, counts in on.items()}  # at which each link will be full
     while len(rates) < len(flows):
-        open_links = [link for link in on if on[link]]
-        if not open_links:
+        if not levels:
             rates |= {flow: float("inf") for flow in flows if flow not in rates}
             break
-        level, tightest = min((room[link] / sum(on[link].values()), link) for link in open_links)
+        level, tightest = min(zip(levels.values(), levels, strict=True))
+        touched: dict[int, None] = {}
         for flow in list(on[tightest]):
             rates[flow] = level
             for link, count in flows[flow]:
                 room[link] = max(0.0, room[link] - level * count)
                 del on[link][flow]
+                touched[link] = None
+        for link in touched:
+            if on[link]:
+                levels[link] = room[link] / sum(on[link].values())
+            else:
+                del levels[link]
     return rates

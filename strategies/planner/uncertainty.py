@@ -28,14 +28,14 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from sim.analysis.summary import VARIABILITY, Interval, Summary
+from sim.analysis.summary import VARIABILITY, Interval, Summary, summarise
 from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
 from sim.program import Kernel
 from sim.timeline import Timeline
 from strategies.planner.elasticity import elasticities, elasticities_by_kind, paid
 from strategies.planner.sensitivity import Price, group_of, kernels_of
-from strategies.predict import played
+from strategies.predict import played, uncollected
 
 if TYPE_CHECKING:
     from strategies.job import Job
@@ -77,6 +77,13 @@ def with_interval(job: Job, summary: Summary, timeline: Timeline | None = None) 
     """
     differ = {VARIABILITY: summary.variability.deviation} if summary.variability else {}
     return replace(summary, interval=interval_of(timeline or played(job), summary.step_seconds, differ))
+
+
+def predict_with_interval(job: Job, total: bool = False) -> Summary:
+    """`strategies.predict.predict` with the interval around the step, which is played once for both. Raises UserError."""
+    with uncollected():
+        timeline = played(job)
+        return with_interval(job, summarise(timeline, total), timeline)
 
 
 def interval_of(timeline: Timeline, step: float, others: Mapping[str, float] = MappingProxyType({})) -> Interval:

@@ -12,7 +12,6 @@ the engine or on how many workers it has.
 
 from __future__ import annotations
 
-import gc
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
@@ -64,8 +63,12 @@ class Search:
     def run(self) -> Answer:
         """Search. Raises UserError for a space without plans."""
         self._begin()
+        with uncollected():  # plans and bounds stay to the end, and workers that are forked look through nothing either
+            return self._run()
+
+    def _run(self) -> Answer:
         looked_at, sites = 0, list(self.space.sites())
-        with uncollected(), suppress(TimeUp):
+        with suppress(TimeUp):
             for changes in sites:
                 with self.deadline.cut():
                     site_plans = self._bounded(changes)
@@ -163,7 +166,6 @@ class Search:
     def _best_first(self) -> str:
         """Simulate until the best are proven; why it stopped before, or nothing."""
         pending: deque[tuple[int, int, Task | Row]] = deque()
-        gc.freeze()  # plans and bounds stay to the end
         try:
             while True:
                 while len(pending) < self.window and not self._late():
@@ -187,7 +189,6 @@ class Search:
             self._reopen(pending)
             return "interrupted"
         finally:
-            gc.unfreeze()
             self.results.close()
 
     def _row(self, task: Task | Row) -> Row:

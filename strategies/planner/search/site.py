@@ -18,7 +18,7 @@ from strategies.planner.bounds.longest_path import expected_path, longest_path
 from strategies.planner.bounds.single_plan import Refiner
 from strategies.planner.search.candidates import Candidates
 from strategies.planner.search.objective import Limits, Objective, Scale
-from strategies.predict import prices_of, uncollected
+from strategies.predict import prices_of
 from topologies.costs import Rates
 from topologies.reading import UserError
 
@@ -109,8 +109,7 @@ class Site:
         refiner = self.refiner
         if level < TIGHT - 1:
             return (refiner.waiting, refiner.passes, refiner.exchange, refiner.expected_exchange)[level](plan)
-        with uncollected():
-            return self._longest(plan, capacity)
+        return self._longest(plan, capacity)
 
     def _longest(self, plan: int, capacity: float) -> float:
         """See `strategies.planner.bounds.longest_path`."""
