@@ -155,12 +155,13 @@ def _limits(seconds: Floats, kind: Ids) -> NDArray[np.bool_]:
     for number in set(kind.tolist()):  # np.unique would import numpy.ma, which takes longer than all of this
         links = np.flatnonzero(kind == number)
         links = links[np.argsort(-seconds[:, links].sum(axis=0), kind="stable")]
-        kept = np.empty((len(seconds), 0))
+        kept, count = np.empty((len(seconds), len(links))), 0
         for link in links:
-            mine = seconds[:, link : link + 1]
-            result[link] = not (mine <= kept).all(axis=0).any()
+            asking = np.flatnonzero(seconds[:, link])  # every link takes no less of those that ask nothing of this one
+            result[link] = not (seconds[asking, link, None] <= kept[asking, :count]).all(axis=0).any()
             if result[link]:
-                kept = np.concatenate([kept, mine], axis=1)
+                kept[:, count] = seconds[:, link]
+                count += 1
     return result
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import reduce
 from itertools import chain
 from math import inf
 from typing import Any
@@ -201,12 +200,16 @@ def _longest(program: Program, seconds: list[Seconds]) -> float:
 
 def _longest_drawn(program: Program, seconds: list[dict[Work, Floats | float]]) -> Floats:
     """When the last op ends in each draw."""
-    graph, maximum = program_graph(program), np.maximum
-    lasting = [own[op.work] for own, each in zip(seconds, program.cohorts, strict=True) for op in each.ops]
-    ends: list[Any] = [np.zeros(1)] * graph.places
+    graph = program_graph(program)
+    cohort = [number for number, each in enumerate(program.cohorts) for _ in each.ops]
+    works = [op.work for each in program.cohorts for op in each.ops]
+    ends: list[Any] = [0.0] * graph.places
+    latest = np.zeros(1)
     for number, place, first, others in graph.turns:
         start = ends[first]
         for other in others:
-            start = maximum(start, ends[other])
-        ends[place] = start + lasting[number]
-    return np.asarray(reduce(maximum, (ends[graph.place[number]] for number in chain.from_iterable(graph.last)), np.zeros(1)))
+            start = np.maximum(start, ends[other])
+        ends[place] = start + seconds[cohort[number]][works[number]]
+    for number in chain.from_iterable(graph.last):
+        latest = np.maximum(latest, ends[graph.place[number]])
+    return latest
