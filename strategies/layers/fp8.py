@@ -33,8 +33,8 @@ Ranks agree on maxima. tensorwise and nvfp4: tp ranks, before they gather a tens
 names, when a microbatch leaves the layers of a stage, forward and again backward: all maxima of a rank at once, three per product
 forward (input, weight, output), two backward, by an all-reduce that the compute stream waits for (FP8GlobalStateManager in
 transformer_engine/pytorch/fp8.py, reduce_and_update_fp8_tensors; get_amax_reduction_group in megatron/core/parallel_state.py).
-Left out are the two kernels that gather the maxima and make scales of them, and that Transformer Engine before 1.4 could do it
-beside compute (NVTE_ASYNC_AMAX_REDUCTION).
+Left out are the two kernels that gather the maxima and make scales of them, and that Transformer Engine before 1.6 made scales of
+each module before its own passes, and could agree on maxima beside compute (NVTE_ASYNC_AMAX_REDUCTION).
 """
 
 from __future__ import annotations
