@@ -56,7 +56,7 @@ def test_pytorch_loads_what_is_written(name: str, tmp_path: Path) -> None:
 
     ranks, microbatches, chunks = 4, 8, schedules[name].chunks or 2
     path = write_schedule(cells(name, ranks, microbatches, None)[0], tmp_path / "order.csv")
-    stage = mock.create_autospec(PipelineStage, instance=True)
+    stage = mock.Mock(spec=PipelineStage)
     stage.group_rank, stage.group_size, stage.submod, stage.num_stages = 0, ranks, None, ranks * chunks
     runtime = theirs._PipelineScheduleRuntime([stage] * chunks, microbatches)
     runtime._load_csv(str(path), format="compute_only")
