@@ -32,18 +32,29 @@ def one_search() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def unsearched() -> Iterator[None]:
+    """Numbers of curves are in the middle of their bounds: that they are found has tests of its own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels, "search", lambda price, bounds, *_: {name: (a * b) ** 0.5 for name, (a, b) in bounds.items()})
+        yield
+
+
 def with_small_caches(place: Any, *arguments: Any) -> Any:
-    """A rank's session as on a machine whose caches little memory overflows, without memory that is mapped beforehand, with one
-    thread: to map 0.9 GB for each case, and threads that wait for each other beside other tests, took most of its time.
+    """A rank's session as on a machine whose caches little memory overflows, without memory that is mapped beforehand, of small
+    models, with one thread: to map 0.9 GB for each case, layers of 512 features that are cut, and threads that wait for each
+    other beside other tests, took most of its time.
     """
     import torch
 
     from calibration.devices.cpu import CpuDevice
-    from calibration.measure import bench, session, training
+    from calibration.measure import bench, pipeline_passes, session, side_effects, training
 
     setattr(CpuDevice, "cache", lambda self: 2.0**20)  # noqa: B010
     bench.ROOM = session.LARGEST = 0.0
     training.LAYERS = 2
+    side_effects.CUT, side_effects.WIDTHS = ((64, 16), (96, 32)), (32, 256)
+    pipeline_passes.HIDDEN, pipeline_passes.TOKENS = 64, 16
     torch.set_num_threads(1)
     return session.measure(place, *arguments)
 

@@ -33,7 +33,7 @@ class Outcome(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def calibrated(tmp_path_factory: pytest.TempPathFactory, one_search: None) -> tuple[Path, Outcome]:
+def calibrated(tmp_path_factory: pytest.TempPathFactory, unsearched: None) -> tuple[Path, Outcome]:
     """Two processes over gloo, the smallest collectives, products and memory, one round of each and no second try; its time is
     over at once, so that cases are repeated as little as can be. Once for all workers of pytest.
     """

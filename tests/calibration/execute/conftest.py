@@ -38,6 +38,19 @@ class Rehearsed(NamedTuple):
     peak: float  # bytes
 
 
+def compiled_once(place: Any, *arguments: Any) -> None:
+    """A rank's work in which Inductor compiles the layers of one job. Those of the others are traced and differentiated alike, and
+    then run by PyTorch's own operators: C++ of theirs says nothing more.
+    """
+    from torch import nn
+
+    from calibration.execute.worker import work
+
+    left, compiled = ["inductor"], nn.Module.compile
+    nn.Module.compile = lambda self: compiled(self, backend=left.pop() if left else "aot_eager")  # type: ignore[method-assign]
+    work(place, *arguments)
+
+
 @pytest.fixture(scope="session")
 def rehearse() -> Callable[..., Rehearsed]:
     """rehearse(model, gpus, stage=0, **plan): one step of PyTorch's own parts, each as its documentation uses it."""

@@ -20,6 +20,7 @@ from calibration.validate import validate
 from sim.program import Collective
 from strategies.lowering.lower import lower
 from strategies.read_job import read_job
+from tests.calibration.execute.conftest import compiled_once
 from tests.conftest import LLAMA_LAYER
 from topologies.reading import UserError
 
@@ -176,6 +177,7 @@ def test_volumes_are_the_simulations_to_the_byte_and_results_those_of_one_proces
     parts = [job.name in PARTS for job in jobs.values()]
     assert room(list(map(ready, jobs.values())), "cpu") == [False] * len(jobs)
     monkeypatch.setattr(calibration.execute, "room", lambda *_: parts)
+    monkeypatch.setattr(worker, "work", compiled_once)
     monkeypatch.setenv("TORCHINDUCTOR_VEC_ISA_OK", "0")  # compiled layers without SIMD: g++ is done in half the time
     peaks = {}  # by stage; of compiled layers no memory is followed
     for validated in validate(list(jobs.values()), seconds=0):
