@@ -48,13 +48,15 @@ def with_small_caches(place: Any, *arguments: Any) -> Any:
     import torch
 
     from calibration.devices.cpu import CpuDevice
-    from calibration.measure import bench, pipeline_passes, session, side_effects, training
+    from calibration.measure import bench, layer, pipeline_passes, session, side_effects, training, variability
 
     setattr(CpuDevice, "cache", lambda self: 2.0**20)  # noqa: B010
     bench.ROOM = session.LARGEST = 0.0
     training.LAYERS = 2
     side_effects.CUT, side_effects.WIDTHS = ((64, 16), (96, 32)), (32, 256)
     pipeline_passes.HIDDEN, pipeline_passes.TOKENS = 64, 16
+    layer.FITTED, layer.CHECKED = ((64, 32), (128, 16), (512, 256)), ((64, 64),)  # one of them is the anchor
+    variability.STRETCH = 0.02
     torch.set_num_threads(1)
     return session.measure(place, *arguments)
 

@@ -6,8 +6,10 @@ import fcntl
 import json
 import os
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -15,6 +17,7 @@ import pytest
 from click.testing import Result
 
 from calibration import calibrate
+from calibration.devices import Kind
 from calibration.fit.machine.tables import Point
 from calibration.from_logs import from_logs
 from calibration.launch.place import Place
@@ -186,7 +189,10 @@ def test_cases_that_others_disturbed_in_every_round_are_measured_again(
     assert f"(collective {len(sends)}): these are measured once more" in heard[0]["note"]
 
 
-def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
+def test_no_other_cases_are_measured_again(
+    calibrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("calibration.measure.session.measure", with_small_caches)
     journal = tmp_path / "mine.samples.jsonl"
     journal.write_bytes(calibrated[0].with_suffix(".samples.jsonl").read_bytes())
     _, samples, _ = read_journal(journal)
@@ -198,7 +204,24 @@ def test_no_other_cases_are_measured_again(calibrated: tuple[Path, Outcome], tmp
     assert [(sample.key, sample.round) for sample in again] == [(send, 1)]
 
 
-def test_when_its_minutes_are_over_nothing_is_measured_a_second_time(calibrated: tuple[Path, Outcome], tmp_path: Path) -> None:
+def alone(session: Callable[..., Any], ranks: int, *arguments: Any, device: Kind, hear: calibrate.Hear) -> None:
+    """A session of this process, which is the only rank."""
+    import torch.distributed as dist
+
+    with TemporaryDirectory() as folder:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=0, world_size=1)
+        try:
+            session(Place(0, 1, 0, device, (), hear), *arguments)
+        finally:
+            dist.destroy_process_group()
+
+
+def test_when_its_minutes_are_over_nothing_is_measured_a_second_time(
+    calibrated: tuple[Path, Outcome], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a second round that was never begun; it is known from the journal what the first one measured."""
+    monkeypatch.setattr(calibrate, "launch", alone)
+    monkeypatch.setattr("calibration.measure.session.LARGEST", 0.0)
     journal = tmp_path / "mine.samples.jsonl"
     journal.write_bytes(calibrated[0].with_suffix(".samples.jsonl").read_bytes())
     _, samples, _ = read_journal(journal)

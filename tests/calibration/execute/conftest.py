@@ -39,8 +39,8 @@ class Rehearsed(NamedTuple):
 
 
 def compiled_once(place: Any, *arguments: Any) -> None:
-    """A rank's work in which Inductor compiles the layers of one job. Those of the others are traced and differentiated alike, and
-    then run by PyTorch's own operators: C++ of theirs says nothing more.
+    """A rank's work in which Inductor compiles the layers of one job. Those of the others are traced and differentiated alike,
+    and then run by PyTorch's own operators: C++ of theirs says nothing more.
     """
     from torch import nn
 
