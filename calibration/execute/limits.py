@@ -56,6 +56,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "local_steps",
     "reshard",
     "gradient_sync",
+    "reshard_after_backward",
     "microbatch",
     "global_batch",
     "accumulation",

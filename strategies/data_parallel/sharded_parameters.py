@@ -18,11 +18,12 @@ from topologies.registry import Registry
 
 
 class Turn(NamedTuple):
-    """A pass of a microbatch through the parts of a stage. keeps: it reduces no gradients and releases no parameters."""
+    """A pass of a microbatch through the parts of a stage. keeps: it reduces no gradients; stays: it releases no parameters."""
 
     way: str  # FORWARD, BACKWARD, INPUT or WEIGHT
     microbatch: int
     keeps: bool = False
+    stays: bool = False
 
     @property
     def backward(self) -> bool:
@@ -55,7 +56,7 @@ class ShardedParameters(Hook):
         """Gathers like a backward pass, reduces nothing."""
         if stage.alone:
             return stage.input_gradient(microbatch, after)
-        return self.play(stage, Turn(INPUT, microbatch, stage.plan.syncs_gradients == "last"), after)
+        return self.play(stage, Turn(INPUT, microbatch, stage.plan.syncs_gradients == "last", stage.plan.keeps_parameters), after)
 
     def backward(self, stage: Stage, microbatch: int, after: tuple[Ref, ...], last: bool, weights_only: bool = False) -> Ref:
         """Gather, compute and release each part in reverse, and reduce-scatter its gradients. Weight gradients alone need no
@@ -65,7 +66,7 @@ class ShardedParameters(Hook):
             return stage.whole_backward(microbatch, after, weights_only)
         stage.last_microbatch = last
         keeps = stage.plan.syncs_gradients == "last" and (not last or weights_only or stage.plan.pp > 1)
-        turn = Turn(WEIGHT if weights_only else BACKWARD, microbatch, keeps)
+        turn = Turn(WEIGHT if weights_only else BACKWARD, microbatch, keeps, keeps and stage.plan.keeps_parameters)
         ref = (self._weights if weights_only else self.play)(stage, turn, after)
         self.finish(stage, turn, ref, last)
         stage.has_gradients |= last or not keeps

@@ -80,6 +80,12 @@ class Plan(Degrees, Computing, FineTuning):
         "gradients stay, and with zero3 unsharded parameters after a backward pass (FSDP2's set_requires_gradient_sync and "
         "set_reshard_after_backward); by default last in a pipeline with kernels=torch or compiled, otherwise every",
     )
+    reshard_after_backward: bool | None = Field(
+        None,
+        exclude_if=unsaid,
+        description="zero3 with gradient_sync=last: release parameters after every backward pass, also one that reduces nothing "
+        "(accelerate's no_sync); by default they stay until the last one, as in PyTorch's pipelines",
+    )
     microbatch: PositiveInt = Field(1, le=WIDTH, description="sequences in one microbatch of one dp rank")
     global_batch: PositiveInt | None = Field(
         None, le=10**15, description="sequences in one step of the whole job; by default 4 for each GPU, in whole microbatches"
@@ -232,6 +238,11 @@ class Plan(Degrees, Computing, FineTuning):
         """
         pipelined = self.pp > 1 and self.of_pytorch and not self.runtime.reduces_as_made and self.offload is None
         return self.gradient_sync or ("last" if pipelined and "gradient" in self.hook.shards else "every")
+
+    @property
+    def keeps_parameters(self) -> bool:
+        """Whether sharded parameters stay after a backward pass that reduces no gradients."""
+        return self.shards_parameters and self.syncs_gradients == "last" and not self.reshard_after_backward
 
     @property
     def own_gradients(self) -> bool:

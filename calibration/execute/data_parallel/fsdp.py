@@ -88,7 +88,7 @@ class Zero3(Hook):
         if self.setup.plan.syncs_gradients == "last" and self.setup.resolved.copies > 1:
             module = cast(FSDPModule, self.modules[0])
             module.set_requires_gradient_sync(last)
-            module.set_reshard_after_backward(last)
+            module.set_reshard_after_backward(last or not self.setup.plan.keeps_parameters)
         return nullcontext()
 
     def _spread(self, chunk: Chunk, options: dict[str, Any]) -> None:

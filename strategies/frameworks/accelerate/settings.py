@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,12 +16,12 @@ if TYPE_CHECKING:
     from strategies.job import Job
     from strategies.plan.plan import Plan
 
-_FSDP: dict[Any, tuple[str, bool]] = {  # sharding strategies of FSDP 1; whether copies stay inside a node
-    "FULL_SHARD": ("zero3", False),
-    "SHARD_GRAD_OP": ("zero2", False),
-    "NO_SHARD": ("ddp", False),
-    "HYBRID_SHARD": ("zero3", True),
-    "HYBRID_SHARD_ZERO2": ("zero2", True),
+_FSDP: dict[Any, tuple[bool | None, bool]] = {  # of FSDP 1: reshard (None: nothing is sharded); whether copies stay inside a node
+    "FULL_SHARD": (True, False),
+    "SHARD_GRAD_OP": (False, False),
+    "NO_SHARD": (None, False),
+    "HYBRID_SHARD": (True, True),
+    "HYBRID_SHARD_ZERO2": (False, True),
 }
 _FSDP |= dict(enumerate(list(_FSDP.values()), 1))  # also by number
 _PRECISION = {"bf16": "bf16", "fp16": "fp16", "no": "fp32", None: "fp32"}
@@ -34,6 +35,7 @@ _MEGATRON = {
 _FILE = "deepspeed_config_file"
 _OFFLOAD = {"optimizer": "offload_optimizer_device", "parameters": "offload_param_device"}
 _MESH = {"tp": "tp_size", "cp": "cp_size"}
+OFFLOADED = "fsdp_offload_params: gradients of every microbatch are reduced; accelerate keeps whole ones until the last (no_sync)"
 
 
 def _read(path: Path) -> ReadSettings:
@@ -53,11 +55,13 @@ def _read(path: Path) -> ReadSettings:
         "MEGATRON_LM": _read_megatron,
     }
     plan |= keys.choice("distributed_type", kinds, "NO")(keys, (gpus or nodes) // nodes)
-    plan |= _read_mesh(keys.section("parallelism_config"))
+    plan |= _read_mesh(keys.section("parallelism_config"), plan)
     compiled = keys.section("dynamo_config").value("dynamo_backend", "NO") != "NO"
     remarks: tuple[str, ...] = ()
     if keys.value("distributed_type") != "MEGATRON_LM":
         plan, remarks = of_pytorch(plan, compiled)
+    if plan["data_parallel"] == "zero3" and "deepspeed" not in plan and "offload" in plan:
+        remarks += (OFFLOADED,)
     return ReadSettings(str(path), plan, {}, nodes, gpus, keys.ignored, remarks)
 
 
@@ -78,11 +82,23 @@ def _read_fsdp(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     if fsdp.flag("fsdp_offload_params", False) or fsdp.flag("fsdp_cpu_offload", False):
         plan["offload"] = EVERYTHING.model_dump(exclude_unset=True)
     if fsdp.value("fsdp_version", 1) == 2:
-        return plan | {"data_parallel": "zero3", "reshard": fsdp.flag("fsdp_reshard_after_forward", True)}
-    hook, hybrid = fsdp.choice("fsdp_sharding_strategy", _FSDP, "FULL_SHARD")
-    if hook == "zero3":
-        plan["framework"] = {"flat_parameters": True}  # FSDP1's
-    return plan | {"data_parallel": hook} | ({"shard": gpus_per_node} if hybrid else {})
+        return plan | _sharded(fsdp.flag("fsdp_reshard_after_forward", True), plan, version=2)
+    reshard, hybrid = fsdp.choice("fsdp_sharding_strategy", _FSDP, "FULL_SHARD")
+    if reshard is None:
+        return plan | {"data_parallel": "ddp"}
+    flat = {"framework": {"flat_parameters": True}}  # FSDP1's
+    return plan | _sharded(reshard, plan, version=1) | flat | ({"shard": gpus_per_node} if hybrid else {})
+
+
+def _sharded(reshard: bool, plan: Mapping[str, Any], version: int) -> dict[str, Any]:
+    """Fields of a plan by FSDP. Of accumulated microbatches accelerate has the last one reduced (accelerator.py, accumulate and
+    no_sync, with FSDP2 since 1.11), until which whole gradients stay; parameters are released after every backward pass, but by
+    FSDP1 only where forward passes release them, too (torch 2.13, _should_free_in_backward in fsdp/_runtime_utils.py).
+    """
+    fields: dict[str, Any] = {"data_parallel": "zero3", "reshard": reshard}
+    if "offload" in plan:
+        return fields
+    return fields | {"gradient_sync": "last"} | ({"reshard_after_backward": True} if reshard or version == 2 else {})
 
 
 def _read_deepspeed(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
@@ -108,13 +124,14 @@ def _read_megatron(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
     return plan
 
 
-def _read_mesh(mesh: Keys) -> dict[str, Any]:
-    """Keys that repeat the name of their section."""
+def _read_mesh(mesh: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Keys that repeat the name of their section. given: what the file says elsewhere."""
     settings = {field: value for field, name in _MESH.items() if (value := mesh.optional(f"parallelism_config_{name}"))}
     plan: dict[str, Any] = dict(settings) | ({"overlap_tp": "none"} if settings.get("tp", 1) > 1 else {})  # PyTorch's waits
     shard, copies = (mesh.optional(f"parallelism_config_dp_{name}_size") for name in ("shard", "replicate"))
     if shard and shard > 1:
-        plan |= {"data_parallel": "zero3", "dp": shard * (copies or 1)} | ({"shard": shard} if (copies or 1) > 1 else {})
+        sharded = given if given.get("data_parallel") == "zero3" else _sharded(True, given, version=2)
+        plan |= sharded | {"dp": shard * (copies or 1)} | ({"shard": shard} if (copies or 1) > 1 else {})
     elif copies:
         plan |= {"data_parallel": "ddp", "dp": copies}
     ulysses = mesh.optional("parallelism_config_sp_size")

@@ -3,7 +3,7 @@
 Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay until the next backward pass has used them, and 2Ψ move;
 in a pipeline the forward passes before that one find them there. With `gradient_sync: last` gradients are reduced once per step,
 and parameters stay after a backward pass that is not the last: of m microbatches, in any order, m + 1 passes gather them (1
-without `reshard`). Reductions run beside the last backward pass, or with pp > 1 after it (torch 2.13,
+without `reshard`); with `reshard_after_backward` 2·m (m) do. Reductions run beside the last backward pass, or with pp > 1 after it (torch 2.13,
 `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas:
 FSDP2's in every microbatch that reduces (torch 2.13, FSDPParamGroup.all_reduce_grads), Megatron-LM's in the last one.
 With overlap the next part is gathered while the present one computes (prefetch depth 1). With `offload` parameters come from the
@@ -41,7 +41,9 @@ class FSDP(ShardedParameters):
         """In every microbatch parameters are gathered forward, and backward when they were released, and gradients reduced."""
         gathers, reductions = plan.microbatches * (1 + plan.reshard), plan.microbatches
         if plan.syncs_gradients == "last":
-            gathers, reductions = plan.microbatches * plan.reshard + 1, 1
+            reductions = 1
+        if plan.keeps_parameters:
+            gathers = plan.microbatches * plan.reshard + 1
         return Moves(gathers * plan.least_gathered, reductions * plan.bytes_per_gradient)
 
     @classmethod
@@ -53,7 +55,7 @@ class FSDP(ShardedParameters):
         """Gather each part one ahead of its use."""
         gather, overlap, backward = self.gather_of(stage), stage.plan.overlap, turn.backward
         there = gather.kept or stage.number in self._whole
-        stays = turn.keeps if backward else not stage.plan.reshard
+        stays = turn.stays if backward else not stage.plan.reshard
         (self._whole.add if stays else self._whole.discard)(stage.number)
         if there:
             return self.in_order(stage, turn, after)
@@ -117,7 +119,7 @@ class FSDP(ShardedParameters):
 
     def _released(self, stage: Stage, turn: Turn, part: int) -> Memory:
         """What the part's pass gives back."""
-        released = not turn.keeps if turn.backward else stage.plan.reshard
+        released = not turn.stays if turn.backward else stage.plan.reshard
         if not released or (_tied(stage) and part == 0 and not turn.backward):
             return ()
         last = _tied(stage) and part == len(stage.parts) - 1 and not turn.backward
@@ -151,7 +153,8 @@ class FSDP(ShardedParameters):
         if last and turn.keeps:
             self._whole.discard(stage.number)
             for part in range(stage.lowest, len(stage.parts)):
-                self._reduce(stage, part, ref, self.gradient(stage, part) + self.gather_of(stage).gathered_parameters(part))
+                gathered = self.gather_of(stage).gathered_parameters(part) if turn.stays else ()
+                self._reduce(stage, part, ref, self.gradient(stage, part) + gathered)
 
 
 def _tied(stage: Stage) -> bool:

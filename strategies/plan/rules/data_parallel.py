@@ -40,6 +40,8 @@ def belongs(plan: Plan, model: Model) -> Iterator[str]:
             yield from _tiled(plan, plan.deepspeed, model)
     if plan.gradient_sync is not None:
         yield from _synchronised(plan)
+    if plan.reshard_after_backward is not None:
+        yield from _resharded(plan, plan.reshard_after_backward)
     yield from _gradients(plan)
     if plan.offload is not None:
         yield from _offload(plan, plan.offload, model)
@@ -75,6 +77,18 @@ def _synchronised(plan: Plan) -> Iterator[str]:
         yield f"{said} deepspeed: its ZeRO-2 and ZeRO-3 reduce gradients as they are made"
     if plan.offload is not None:
         yield f"{said} offload: gradients leave the GPU as they are made"
+
+
+def _resharded(plan: Plan, after_backward: bool) -> Iterator[str]:
+    """When parameters are released after backward passes that reduce nothing, which there must be."""
+    said = f"reshard_after_backward={str(after_backward).lower()}"
+    if not plan.shards_parameters or plan.deepspeed is not None:
+        has = "deepspeed" if plan.deepspeed else f"data_parallel={plan.data_parallel}"
+        yield f"{said} contradicts {has}; it is a choice of zero3 by FSDP"
+    elif plan.syncs_gradients == "every":
+        yield f"{said} needs gradient_sync=last: a backward pass that reduces gradients releases parameters"
+    elif after_backward and plan.pp > 1:
+        yield f"{said} contradicts pp={plan.pp}: parameters of pipeline stages stay until the last backward pass"
 
 
 def _offload(plan: Plan, offload: Offload, model: Model) -> Iterator[str]:

@@ -118,7 +118,7 @@ def _together(plan: Plan, model: Model, said: str) -> Iterator[str]:
         f"the encoder and decoder of {model.name}": model.family == "encoder_decoder",
         f"data_parallel={plan.data_parallel}": plan.data_parallel == "dataparallel",
         "reshard=false": not plan.reshard,
-        "gradient_sync=last": plan.shards_parameters and plan.syncs_gradients == "last",
+        "gradient_sync=last": plan.keeps_parameters,
         "offload.parameters": plan.offload is not None and plan.offload.parameters is not None,
         "recompute=operators": plan.recompute == "operators",
         "recompute_method=uniform": plan.recompute_method == "uniform" and (plan.recompute_layers or 1) > 1,

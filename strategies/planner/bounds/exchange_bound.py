@@ -44,7 +44,7 @@ class Exchange(NamedTuple):
         """Seconds of a step in which each stream communicates."""
         names = {name for seconds in (*self.begin, *self.final, *self.updates) for name in seconds}
         backward = through(plan) - 1
-        forward = 0 if plan.syncs_gradients == "last" else backward  # of m + 1 passes that gather, or 1 without reshard
+        forward = 0 if plan.keeps_parameters else backward  # of m + 1 passes that gather, or 1 without reshard
         return {
             name: sum(
                 begin.get(name, 0.0)
@@ -61,7 +61,7 @@ class Exchange(NamedTuple):
 
     def waiting(self, plan: Resolved) -> float:
         """Seconds of a step in which the rank's passes wait for their first gathers."""
-        if plan.syncs_gradients == "last":
+        if plan.keeps_parameters:
             if plan.reshard:
                 return (plan.microbatches + 1) * sum(map(min, self.first))
             return sum(forward for forward, _ in self.first)

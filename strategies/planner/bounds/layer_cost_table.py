@@ -46,6 +46,7 @@ ELSEWHERE = frozenset(
         "shard",
         "local_steps",
         "reshard",
+        "reshard_after_backward",
         "global_batch",
         "accumulation",
         "bucket",

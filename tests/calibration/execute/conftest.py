@@ -148,7 +148,7 @@ def _trainer(model: Model, plan: Resolved, meshes: Any, stage: int) -> Callable[
                     last = number == plan.microbatches - 1
                     if fields.syncs_gradients == "last":
                         module.set_requires_gradient_sync(last)
-                        module.set_reshard_after_backward(last)
+                        module.set_reshard_after_backward(last or bool(fields.reshard_after_backward))
                     with (
                         module.no_sync()
                         if fields.data_parallel in ("ddp", ZRO) and plan.dp > 1 and not last

@@ -60,6 +60,8 @@ def peak(toy_job, toy_prices):
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
         (FEW_TOKENS, 4, ONCE | {"accumulation": 3}),
         (FEW_TOKENS, 4, ONCE | {"accumulation": 3, "reshard": False}),
+        (FEW_TOKENS, 4, ONCE | {"accumulation": 3, "reshard_after_backward": True}),
+        (LLAMA, 4, ONCE | {"accumulation": 3, "reshard_after_backward": True}),
         (LLAMA, 3, {"data_parallel": "zero3"}),  # rows that ranks do not divide
         (FEW_TOKENS, 3, {"data_parallel": "zero3"}),
         (FEW_TOKENS, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP

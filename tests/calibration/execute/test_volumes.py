@@ -17,6 +17,7 @@ from strategies.models.model import Model
 from tests.calibration.execute.conftest import GPT, LLAMA
 
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
+ONCE = {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}
 TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 
 
@@ -42,9 +43,12 @@ def sent(toy_job, toy_prices):
         (GPT, 4, {"data_parallel": "zero3"}),  # its tied head is in the root's unit, gathered with the embedding
         (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 2}),
         (LLAMA, 4, {"data_parallel": "zero3", "reshard": False}),
-        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
-        (GPT, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}),
-        (LLAMA, 4, {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last", "reshard": False}),
+        (LLAMA, 4, ONCE),
+        (GPT, 4, ONCE),
+        (LLAMA, 4, ONCE | {"reshard": False}),
+        (LLAMA, 4, ONCE | {"reshard_after_backward": True}),
+        (GPT, 4, ONCE | {"reshard_after_backward": True}),
+        (LLAMA, 4, ONCE | {"reshard": False, "reshard_after_backward": True}),
         (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
         (LLAMA, 64, {"data_parallel": "zero3", "shard": 8}),

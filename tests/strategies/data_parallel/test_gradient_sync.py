@@ -41,6 +41,25 @@ def test_m_plus_one_gathers_and_one_reduction(played, plan, reshard, gathers) ->
     assert counts == {"all_gather": units * gathers, "reduce_scatter": units}
 
 
+@pytest.mark.parametrize(("reshard", "gathers"), [(True, 2 * 4), (False, 4)])
+def test_every_microbatch_gathers_where_backward_passes_release_parameters(played, reshard, gathers) -> None:
+    counts = counted(played(gradient_sync="last", reshard_after_backward=True, reshard=reshard))
+    assert counts == {"all_gather": 6 * gathers, "reduce_scatter": 6}
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"data_parallel": "zero2"}, "reshard_after_backward=true contradicts data_parallel=zero2; it is a choice of zero3"),
+        ({}, "reshard_after_backward=true needs gradient_sync=last"),
+        ({"gradient_sync": "last", "pp": 2}, "reshard_after_backward=true contradicts pp=2"),
+    ],
+)
+def test_what_releases_nothing_after_backward_passes(played, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        played(reshard_after_backward=True, **plan)
+
+
 @pytest.mark.parametrize(
     "plan",
     [
@@ -48,6 +67,8 @@ def test_m_plus_one_gathers_and_one_reduction(played, plan, reshard, gathers) ->
         {"reshard": False},
         {"gradient_sync": "last"},
         {"gradient_sync": "last", "reshard": False},
+        {"gradient_sync": "last", "reshard_after_backward": True},
+        {"gradient_sync": "last", "reshard": False, "reshard_after_backward": True},
         {"data_parallel": "zero2"},
         {"data_parallel": "zero2", "gradient_sync": "last"},
         {"data_parallel": "zero1"},

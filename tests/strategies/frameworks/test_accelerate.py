@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from strategies.read_job import read_job
 from topologies.reading import UserError
 
 CPU = {"optimizer": "cpu", "parameters": "cpu"}
+FSDP2 = {"data_parallel": "zero3", "reshard": True, "gradient_sync": "last", "reshard_after_backward": True}
 
 
 @pytest.fixture
@@ -45,35 +47,54 @@ def test_precision(read: Any, said: str, precision: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("strategy", "hook", "shard"),
+    ("strategy", "number", "shard"),
     [
-        ("FULL_SHARD", "zero3", None),
-        (1, "zero3", None),
-        ("SHARD_GRAD_OP", "zero2", None),
-        (2, "zero2", None),
-        ("NO_SHARD", "ddp", None),
-        (3, "ddp", None),
-        ("HYBRID_SHARD", "zero3", 8),
-        (4, "zero3", 8),
-        ("HYBRID_SHARD_ZERO2", "zero2", 8),
-        (5, "zero2", 8),
+        ("FULL_SHARD", 1, None),
+        ("SHARD_GRAD_OP", 2, None),
+        ("NO_SHARD", 3, None),
+        ("HYBRID_SHARD", 4, 8),
+        ("HYBRID_SHARD_ZERO2", 5, 8),
     ],
 )
-def test_sharding_strategies_of_fsdp_1(read: Any, strategy: Any, hook: str, shard: int | None) -> None:
-    """torch.distributed.fsdp.ShardingStrategy, by name or number; hybrid ones shard within the 8 GPUs of a node."""
-    section = {"fsdp_sharding_strategy": strategy}
-    plan = read(distributed_type="FSDP", num_machines=2, num_processes=16, fsdp_config=section).plan
-    assert (plan["data_parallel"], plan.get("shard"), plan["recompute"]) == (hook, shard, "none")
-    assert "offload" not in plan
+def test_sharding_strategies_of_fsdp_1(read: Any, strategy: str, number: int, shard: int | None) -> None:
+    """torch.distributed.fsdp.ShardingStrategy, by name or number; hybrid ones shard within the 8 GPUs of a node. What PyTorch
+    releases after a forward pass, and after a backward pass whose gradients accelerate's no_sync keeps, says PyTorch itself.
+    """
+    by_name, by_number = (
+        read(distributed_type="FSDP", num_machines=2, num_processes=16, fsdp_config={"fsdp_sharding_strategy": given}).plan
+        for given in (strategy, number)
+    )
+    assert by_name == by_number
+    assert (by_name.get("shard"), by_name["recompute"], "offload" in by_name) == (shard, "none", False)
+    runtime = pytest.importorskip("torch.distributed.fsdp._runtime_utils")
+    sharding = pytest.importorskip("torch.distributed.fsdp._common_utils")
+    flat = pytest.importorskip("torch.distributed.fsdp._flat_param")
+    of_module = pytest.importorskip("torch.distributed.fsdp").ShardingStrategy[
+        strategy if strategy != "HYBRID_SHARD_ZERO2" else "_HYBRID_SHARD_ZERO2"
+    ]
+    assert sharding is not None
+    handles = pytest.importorskip("torch.distributed.fsdp._init_utils").SHARDING_STRATEGY_MAP[of_module]
+    handle = SimpleNamespace(uses_sharded_strategy=strategy != "NO_SHARD", _sharding_strategy=handles)
+    if strategy == "NO_SHARD":
+        assert by_name["data_parallel"] == "ddp"
+        return
+    assert (by_name["data_parallel"], by_name["gradient_sync"]) == ("zero3", "last")
+    assert by_name["reshard"] == (handles in flat.RESHARD_AFTER_FORWARD_HANDLE_STRATEGIES)
+    released = runtime._should_free_in_backward(SimpleNamespace(_sync_gradients=False), handle)
+    assert by_name.get("reshard_after_backward", False) == released
 
 
 def test_fsdp_2_and_what_both_versions_share(read: Any) -> None:
     second = {"fsdp_version": 2, "fsdp_reshard_after_forward": False, "fsdp_activation_checkpointing": True}
     plan = read(distributed_type="FSDP", fsdp_config=second).plan
     assert (plan["data_parallel"], plan["reshard"], plan["recompute"]) == ("zero3", False, "full")
+    # huggingface/accelerate pull request 3762: no_sync is set_requires_gradient_sync(False), and nothing else
+    assert (plan["gradient_sync"], plan["reshard_after_backward"]) == ("last", True)
     assert read(distributed_type="FSDP", fsdp_config={"fsdp_version": 2}).plan["reshard"] is True
     for key in ("fsdp_offload_params", "fsdp_cpu_offload"):
-        assert read(distributed_type="FSDP", fsdp_config={key: True}).plan["offload"] == CPU
+        settings = read(distributed_type="FSDP", fsdp_config={key: True})
+        assert (settings.plan["offload"], "gradient_sync" in settings.plan) == (CPU, False)
+        assert "gradients of every microbatch are reduced" in settings.remarks[0]
 
 
 def test_deepspeed_s_section(read: Any) -> None:
@@ -112,9 +133,9 @@ def test_megatron_s_section(read: Any) -> None:
         ({}, {"data_parallel": "ddp"}),
         ({"tp": 2}, {"data_parallel": "ddp", "tp": 2, "overlap_tp": "none"}),
         ({"tp": 1, "cp": 2}, {"data_parallel": "ddp", "tp": 1, "cp": 2}),
-        ({"dp_shard": 8}, {"data_parallel": "zero3", "dp": 8}),
-        ({"dp_shard": 8, "dp_replicate": 1}, {"data_parallel": "zero3", "dp": 8}),
-        ({"dp_shard": 8, "dp_replicate": 2}, {"data_parallel": "zero3", "dp": 16, "shard": 8}),
+        ({"dp_shard": 8}, FSDP2 | {"dp": 8}),
+        ({"dp_shard": 8, "dp_replicate": 1}, FSDP2 | {"dp": 8}),
+        ({"dp_shard": 8, "dp_replicate": 2}, FSDP2 | {"dp": 16, "shard": 8}),
         ({"dp_shard": 1, "dp_replicate": 4}, {"data_parallel": "ddp", "dp": 4}),
         ({"sp": 2}, {"data_parallel": "ddp", "cp": 2, "cp_method": "ulysses"}),
         ({"sp": 1, "cp": 2}, {"data_parallel": "ddp", "cp": 2}),

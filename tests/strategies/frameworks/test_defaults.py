@@ -157,6 +157,9 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
     ("accelerate", "fsdp_reshard_after_forward, version 2"): lambda: yes(
         accelerate("FSDP", fsdp_config={"fsdp_version": 2})["reshard"]
     ),
+    ("accelerate", "accumulated gradients, FSDP"): lambda: {"last": "reduced in the last microbatch"}[
+        accelerate("FSDP")["gradient_sync"]
+    ],
     ("accelerate", "zero_stage"): lambda: accelerate("DEEPSPEED")["data_parallel"],
     ("torchtitan", "mixed_precision_param"): lambda: torchtitan()["precision"],
     ("torchtitan", "mixed_precision_reduce"): lambda: torchtitan()["gradients"],

@@ -50,6 +50,7 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
     "shard": st.sampled_from([None, None, 2, 4]),
     "reshard": st.booleans(),
     "gradient_sync": st.sampled_from([None, "every", "last"]),
+    "reshard_after_backward": st.sampled_from([None, True]),
     "order": st.sampled_from(["tp-cp-ep-dp-pp", "dp-tp-pp-cp-ep", "pp-tp-cp-ep-dp", "tp-cp-ep-pp-dp"]),
 }
 RARE: dict[str, Any] = {  # the same, of which a plan has a few
@@ -201,6 +202,8 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         "dispatcher_sms": "token_dispatcher" not in plan or plan["ep"] == 1,
         "flat_parameters": hook != "zero3" or plan.get("kernels") not in ("torch", "compiled") or "deepspeed" in plan,
         "gradient_sync": hook not in ("zero2", "zero3") or {"deepspeed", "offload"} & plan.keys(),
+        "reshard_after_backward": (hook, plan["pp"], plan.get("gradient_sync")) != ("zero3", 1, "last")
+        or {"deepspeed", "offload"} & plan.keys(),
     }
     own = Plan.model_fields.keys() | type(kernel_set(plan.get("kernels", "megatron")).options).model_fields.keys()
     plan = {name: value for name, value in plan.items() if name in own and not unfit.get(name)}
