@@ -25,6 +25,10 @@ With `ep_nodes` the exchange has two steps (DeepSeek-V3, arXiv:2412.19437, secti
 come over the network is passed on at once: both steps run beside each other (DeepEP's kernels for training do so); how long the
 first piece takes is left out.
 
+With `token_dispatcher: allgather` (MoEAllGatherTokenDispatcher) the tokens of all tp and ep ranks are gathered, with what the
+router says of them, each rank copies those of its experts, and sums of their results are put among zeros for all tokens and
+reduce-scattered: as much is sent whatever `chosen` and `imbalance` are.
+
 With `token_dispatcher` deepep or hybridep (github.com/deepseek-ai/DeepEP) a token goes once to each rank that has any of its
 experts, which copies it there, and comes back as one sum: of `chosen` random experts on ep ranks that is fewer than `chosen`
 ranks. Its kernels keep `dispatcher_sms` multiprocessors from compute beside them (in schedules of pairs).
@@ -115,7 +119,9 @@ class Rows:
         self.held = math.ceil((rank.local_tokens if self.whole_experts else rank.tokens) * moe.chosen * self.load)
         self.once = 1.0  # of the copies that are sent: those to the same rank go as one
         self.sms: int | None = None  # multiprocessors that the exchange takes
-        if plan.token_dispatcher != "alltoall":
+        gathers = plan.token_dispatcher == "allgather"
+        self.sharing = ((1 if self.whole_experts else plan.tp) * plan.ep) if gathers else 0  # ranks whose tokens are gathered
+        if plan.token_dispatcher in DISPATCHER_SMS:
             self.once = distinct(moe.experts, plan.ep, moe.chosen) / moe.chosen
             self.sms = DISPATCHER_SMS[plan.token_dispatcher] if plan.dispatcher_sms is None else plan.dispatcher_sms
         self.busy = max(1, min(self.experts, self.held))  # experts that have anything to do
@@ -134,11 +140,31 @@ def _busiest(rank: RankShapes, moe: Experts) -> float:
 def _moved(rank: RankShapes, rows: Rows, label: str) -> tuple[Items, Items]:
     """(exchange of copies to their experts, of results back); gradients take them in reverse."""
     plan, hidden, sent = rank.resolved, rank.model.hidden, _sent_width(rank)
+    if rows.sharing:
+        return _gathered(rank, rows, label)
     there, back = (_swapped(rank, rows, label, width) for width in (sent, rank.element))
     if not plan.sequence_parallel or rows.whole_experts:
         return there, back
     gather = rank.collective("all_gather", label, sent * rows.held * hidden, sent)
     return (*there, *gather), (*rank.collective("reduce_scatter", label, rank.element * rows.held * hidden), *back)
+
+
+def _gathered(rank: RankShapes, rows: Rows, label: str) -> tuple[Items, Items]:
+    """(gather of all tokens, of dispatch with the map of their experts and their weights before them; scatter of sums)."""
+    plan, experts, routed = rank.resolved, rows.moe.experts, label == "dispatch"
+    axes = tuple(dict.fromkeys((*(("tp",) if plan.tp > 1 else ()), *plan.spreading)))
+    name = "ep" if plan.ep > 1 else "tp"
+
+    def along(operation: str, what: str, size: float, width: float) -> Items:
+        items = rank.along(name, rows.sharing, operation, what, size * rank.local_tokens * rows.sharing, width=width)
+        return tuple(replace(item, along=axes) for item in items if isinstance(item, Collective))
+
+    tokens, weights = rank.element * rank.model.hidden, rank.element * experts
+    there, back = along("all_gather", label, tokens, rank.element), along("reduce_scatter", label, tokens, rank.element)
+    if not routed:
+        return there, back
+    maps = along("all_gather", "routing map", experts, 1), along("all_gather", "routing weights", weights, rank.element)
+    return (*maps[0], *maps[1], *there), (*back, *along("reduce_scatter", "routing weights", weights, rank.element))
 
 
 def _sent_width(rank: RankShapes) -> int:
@@ -166,6 +192,8 @@ def _dispatch(rank: RankShapes, rows: Rows) -> Operator:
     """Copy each token for each of its experts; backward, add the gradients of the copies."""
     hidden, copies, sent = rank.model.hidden, rank.local_tokens + rows.own, _sent_width(rank)
     there, back = _moved(rank, rows, "dispatch")
+    if rows.sharing:
+        return _taken(rank, rows, "dispatch", there, back)
     cast = Fp8Products(rank, "dispatch", 0, 0, _early(rank)).input_casts(rank.local_tokens * hidden)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("dispatch gradient", "backward")
     in_order, unordered = _sorted(rank, rows)
@@ -186,6 +214,9 @@ def _combine(rank: RankShapes, rows: Rows) -> Operator:
     hidden, weighs, sent = rank.model.hidden, not rank.kernels.weighs_before_combining, _sent_width(rank)
     copies, tokens = hidden * rows.own, hidden * rank.local_tokens
     there, back = _moved(rank, rows, "combine")
+    if rows.sharing:
+        taken = _taken(rank, rows, "combine", there, back)
+        return replace(taken, forward=taken.input_gradient, input_gradient=taken.forward, saved=_weighed(rank, rows))
     cast = Fp8Products(rank, "combine", 0, 0, _early(rank)).gradient(tokens)
     reduce = () if rank.resolved.sequence_parallel else rank.reduce("combine", "forward")
     read = sent * (copies + tokens) + rank.element * copies * weighs
@@ -200,8 +231,30 @@ def _combine(rank: RankShapes, rows: Rows) -> Operator:
     return Operator(
         forward=(*unordered, *back, *forward, *reduce),
         input_gradient=(*cast, *backward, *there, *in_order),
-        saved={"expert results": rank.element * copies} if weighs else {},
+        saved=_weighed(rank, rows),
         temporary=rank.element * hidden * (rows.own + rows.held),
+    )
+
+
+def _weighed(rank: RankShapes, rows: Rows) -> dict[str, float]:
+    """Results of experts that are kept for the gradients of their weights."""
+    results = rows.held if rows.sharing else rows.own
+    return {} if rank.kernels.weighs_before_combining else {"expert results": float(rank.element * rank.model.hidden * results)}
+
+
+def _taken(rank: RankShapes, rows: Rows, label: str, there: Items, back: Items) -> Operator:
+    """Gather all tokens and copy those of this rank's experts; backward, put sums among zeros for all tokens, and scatter them.
+    To combine results is the same the other way round.
+    """
+    every, width = rank.local_tokens * rows.sharing, rank.element * rank.model.hidden
+    phases = ("forward", "backward") if label == "dispatch" else ("backward", "forward")
+    copied = rank.memory(label, phases[0], width * (min(every, rows.held) + rows.held))
+    summed = rank.memory(label, phases[1], width * (rows.held + 2 * every))
+    places = (rank.memory("routing", phases[0], PLACES * rows.held),) * (rank.kernels.routing.places * (label == "dispatch"))
+    return Operator(
+        forward=(*there, *places, copied),
+        input_gradient=(summed, *back),
+        temporary=width * (every + rows.held),
     )
 
 
@@ -212,7 +265,7 @@ def _sorted(rank: RankShapes, rows: Rows) -> tuple[Items, Items]:
     """
     plan, kernels = rank.resolved, rank.kernels
     sorts = rank.eager or (kernels.sorts_copies and plan.token_dispatcher == "alltoall")
-    if not sorts or rows.experts == 1 or (plan.ep == 1 and not kernels.experts_apart):
+    if not sorts or rows.sharing or rows.experts == 1 or (plan.ep == 1 and not kernels.experts_apart):
         return (), ()
     moved = 2 * rank.element * rank.model.hidden * rows.held
     return (rank.memory("expert order", "forward", moved),), (rank.memory("expert order", "backward", moved),)

@@ -56,11 +56,12 @@ class Degrees(Config):
         description="tensor parallel degree of experts: tp by default; or 1: experts are not cut, and tp ranks count among "
         "the ep ranks (Megatron-LM's --expert-tensor-parallel-size)",
     )
-    token_dispatcher: Literal["alltoall", "deepep", "hybridep"] = Field(
+    token_dispatcher: Literal["alltoall", "allgather", "deepep", "hybridep"] = Field(
         "alltoall",
         exclude_if=_is_alltoall,
-        description="what ep ranks exchange: a copy of a token for each of its experts (Megatron-LM's all-to-all dispatcher), or "
-        "one for each rank that has any of them (DeepEP, HybridEP: --moe-token-dispatcher-type flex)",
+        description="what ep ranks exchange: a copy of a token for each of its experts (Megatron-LM's all-to-all dispatcher), "
+        "all tokens, of which each rank takes those of its experts (allgather, the default of Megatron-LM's arguments), or a "
+        "copy for each rank that has any of them (DeepEP, HybridEP: --moe-token-dispatcher-type flex)",
     )
     dispatcher_sms: int | None = Field(
         None,

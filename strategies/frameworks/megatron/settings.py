@@ -19,6 +19,7 @@ from topologies.reading import UserError
 
 if TYPE_CHECKING:
     from strategies.job import Job
+    from strategies.models.model import Model
     from strategies.plan.plan import Plan
 
 _DEGREES = {
@@ -33,6 +34,7 @@ _DEGREES = {
 _ENDS = ("embedding", "loss")  # of a pipeline, which may count as layers
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
 _CP = {"p2p": "ring", "a2a": "ulysses"}
+_DISPATCHERS = {"deepep": "flex", "hybridep": "flex"}
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 _IN_BF16 = {  # ours -> theirs
     "layers_at_start_in_bf16": "num-layers-at-start-in-bf16",
@@ -75,7 +77,8 @@ def _read(path: Path) -> ReadSettings:
     if flags.flag("tp-comm-overlap", False) and plan.get("tp", 1) > 1:
         plan["overlap_tp"] = "pieces"
     plan |= _read_kernels(flags) | _read_gradients(flags, plan["precision"]) | _read_recompute(flags)
-    plan |= _read_experts(flags) | _read_pipeline(flags, model, plan.get("pp", 1))
+    dispatches = "experts" in model and plan.get("ep", 1) * plan.get("tp", 1) > 1
+    plan |= _read_experts(flags, dispatches) | _read_pipeline(flags, model, plan.get("pp", 1))
     nodes, each = flags.optional("nnodes"), flags.optional("nproc-per-node")
     gpus = nodes * each if nodes and each else None
     return ReadSettings(str(path), plan, model, nodes, gpus, flags.ignored)
@@ -146,18 +149,20 @@ def _read_recompute(flags: Keys) -> dict[str, Any]:
     return fields
 
 
-def _read_experts(flags: Keys) -> dict[str, Any]:
+def _read_experts(flags: Keys, dispatches: bool) -> dict[str, Any]:
+    """dispatches: ranks exchange tokens of experts."""
     fields: dict[str, Any] = {}
     if (degree := flags.optional("expert-tensor-parallel-size")) is not None:
         fields["expert_tp"] = degree
     if (factor := flags.value("moe-expert-capacity-factor", None)) is not None:
         fields["capacity_factor"] = number(flags, "moe-expert-capacity-factor", factor)
-    dispatcher = flags.choice(
-        "moe-token-dispatcher-type", {"alltoall": "alltoall", "allgather": "alltoall", "flex": "flex"}, "alltoall"
-    )
+    known = ("alltoall", "allgather", "flex")
+    dispatcher = flags.choice("moe-token-dispatcher-type", {name: name for name in known}, "allgather")
     backend = flags.choice("moe-flex-dispatcher-backend", {"deepep": "deepep", "hybridep": "hybridep"}, "deepep")
     flags.flag("moe-enable-deepep", False)  # which `flex` has by default
     own = [flags.optional(name) for name in ("moe-flex-dispatcher-num-sms", f"moe-{backend}-num-sms")]
+    if dispatcher == "allgather" and dispatches:
+        fields["token_dispatcher"] = dispatcher
     if dispatcher == "flex":
         fields["token_dispatcher"] = backend
         if (sms := next((each for each in own if each is not None), None)) is not None:
@@ -219,7 +224,8 @@ def _write(job: Job) -> WrittenSettings:
         "accumulate-allreduce-grads-in-fp32": own.precision != "bf16" and own.gradients == "fp32",
     }
     flags += [("--" + name, None) for name, wanted in said.items() if wanted]
-    flags += _sharding_flags(own) + _expert_flags(own) + _recompute_flags(own) + _pipeline_flags(own, plan.chunks, plan.layers)
+    flags += _sharding_flags(own) + _expert_flags(own, job.model) + _recompute_flags(own)
+    flags += _pipeline_flags(own, plan.chunks, plan.layers)
     if own.data_parallel in ("ddp", "zero1", "zero2") and own.bucket is not None:
         flags.append(("--ddp-bucket-size", round(own.bucket / own.bytes_per_gradient)))
     flags.append(("--attention-backend", "flash" if own.fused_attention else "unfused"))
@@ -271,9 +277,13 @@ def _recompute_flags(plan: Plan) -> Flags:
     return flags + [("--tp-comm-overlap", None)] * (plan.overlap_tp == "pieces")
 
 
-def _expert_flags(plan: Plan) -> Flags:
+def _expert_flags(plan: Plan, model: Model) -> Flags:
     flags: Flags = [("--expert-tensor-parallel-size", plan.expert_tp)] if plan.expert_tp is not None else []
     flags += [("--moe-expert-capacity-factor", plan.capacity_factor)] if plan.capacity_factor is not None else []
+    if model.experts is not None and plan.ep * plan.tp > 1:
+        flags.append(("--moe-token-dispatcher-type", _DISPATCHERS.get(plan.token_dispatcher, plan.token_dispatcher)))
+    flags += [("--moe-flex-dispatcher-backend", plan.token_dispatcher)] * (plan.token_dispatcher in _DISPATCHERS)
+    flags += [("--moe-flex-dispatcher-num-sms", plan.dispatcher_sms)] * (plan.dispatcher_sms is not None)
     return flags + [("--moe-pad-expert-input-to-capacity", None)] * plan.pad_to_capacity
 
 

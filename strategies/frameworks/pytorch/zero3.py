@@ -3,9 +3,10 @@
 Without `reshard` (FSDP2's reshard_after_forward=False) parameters stay until the next backward pass has used them, and 2Ψ move;
 in a pipeline the forward passes before that one find them there. With `gradient_sync: last` gradients are reduced once per step,
 and parameters stay after a backward pass that is not the last: of m microbatches, in any order, m + 1 passes gather them (1
-without `reshard`); with `reshard_after_backward` 2·m (m) do. Reductions run beside the last backward pass, or with pp > 1 after it (torch 2.13,
-`PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over the replicas:
-FSDP2's in every microbatch that reduces (torch 2.13, FSDPParamGroup.all_reduce_grads), Megatron-LM's in the last one.
+without `reshard`); with `reshard_after_backward` 2·m (m) do. Reductions run beside the last backward pass, or with pp > 1 after
+it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over
+the replicas: FSDP2's in every microbatch that reduces (torch 2.13, FSDPParamGroup.all_reduce_grads), Megatron-LM's in the last
+one.
 With overlap the next part is gathered while the present one computes (prefetch depth 1). With `offload` parameters come from the
 host, gradients go there.
 

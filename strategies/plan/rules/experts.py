@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from strategies.models.model import Model
 from strategies.models.parts import Experts
+from strategies.plan.routing import DISPATCHER_SMS
 
 if TYPE_CHECKING:
     from strategies.plan.plan import Plan
@@ -23,7 +24,7 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
     if moe is None or (ep == 1 and not plan.whole_experts):
         if plan.imbalance != 1:
             yield f"imbalance={plan.imbalance:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
-        if plan.token_dispatcher != "alltoall":
+        if plan.token_dispatcher != "alltoall" and not (moe and plan.tp > 1 and plan.token_dispatcher == "allgather"):
             yield f"token_dispatcher={plan.token_dispatcher} needs ep > 1: with ep=1 nothing is exchanged"
         if plan.dispatcher_sms is not None:
             yield f"dispatcher_sms={plan.dispatcher_sms} needs ep > 1: with ep=1 nothing is exchanged"
@@ -31,17 +32,32 @@ def experts(model: Model, plan: Plan, dp: int) -> Iterator[str]:
             yield f"expert_spread={plan.expert_spread:g} needs ep > 1: with ep=1 a rank has every expert of its tokens"
     else:
         yield from _spread(moe, plan, dp)
-        if plan.dispatcher_sms is not None and plan.token_dispatcher == "alltoall":
+        if plan.dispatcher_sms is not None and plan.token_dispatcher not in DISPATCHER_SMS:
             yield f"dispatcher_sms={plan.dispatcher_sms} needs token_dispatcher=deepep or hybridep"
     if plan.expert_spread is not None and plan.imbalance != 1:
         yield f"expert_spread={plan.expert_spread:g} contradicts imbalance={plan.imbalance:g}: both say how busy a rank is"
     if moe:
         yield from _expert_columns(moe, plan)
+    if plan.token_dispatcher == "allgather":
+        yield from _gathered(plan)
     if plan.pad_to_capacity and plan.capacity_factor is None:
         yield "pad_to_capacity=true needs capacity_factor"
     if moe and plan.kernel_set.graphed and not plan.pad_to_capacity:
         yield "cuda_graph=true with experts needs pad_to_capacity=true: otherwise the host waits for how many tokens each has"
     yield from _nodes(moe, plan)
+
+
+def _gathered(plan: Plan) -> Iterator[str]:
+    """What the dispatcher that gathers all tokens has none of (megatron/core/transformer/transformer_config.py)."""
+    if plan.tp > 1 and not plan.sequence_parallel:
+        yield f"token_dispatcher=allgather with tp={plan.tp} needs sequence_parallel=true, as in Megatron-LM"
+    without = {
+        f"capacity_factor={plan.capacity_factor}": plan.capacity_factor is not None,
+        f"ep_nodes={plan.ep_nodes}": plan.ep_nodes > 1,
+        "fp8.dispatch=true": plan.fp8 is not None and plan.fp8.dispatch,
+        f"kernels={plan.kernels}": plan.of_pytorch,
+    }
+    yield from (f"token_dispatcher=allgather contradicts {what}: take alltoall" for what, there in without.items() if there)
 
 
 def _spread(moe: Experts, plan: Plan, dp: int) -> Iterator[str]:

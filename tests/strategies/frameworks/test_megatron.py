@@ -143,6 +143,11 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--use-precision-aware-optimizer --exp-avg-dtype bf16", {"exp_avg_dtype": "bf16", "exp_avg_sq_dtype": "fp32"}),
         ("--exp-avg-dtype bf16", {"exp_avg_dtype": None}),  # which the flag turns on
         ("--expert-tensor-parallel-size 1", {"expert_tp": 1}),
+        # megatron/training/arguments.py: --moe-token-dispatcher-type has the default allgather
+        ("--num-experts 8 --expert-model-parallel-size 4", {"token_dispatcher": "allgather"}),
+        ("--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel", {"token_dispatcher": "allgather"}),
+        ("--num-experts 8", {"token_dispatcher": None}),
+        ("--num-experts 8 --expert-model-parallel-size 4 --moe-token-dispatcher-type alltoall", {"token_dispatcher": None}),
         ("--moe-expert-capacity-factor 1.25", {"capacity_factor": 1.25, "pad_to_capacity": None}),
         ("--moe-pad-expert-input-to-capacity", {"pad_to_capacity": True}),
     ],

@@ -52,6 +52,51 @@ def exchanged(part: LayerCost) -> float:
 
 
 @pytest.mark.parametrize(
+    ("plan", "ranks"),
+    [
+        ({"ep": 4}, 4),
+        ({"ep": 4, "imbalance": 2.0}, 4),
+        ({"ep": 2, "cp": 2}, 2),
+        ({"ep": 2, "tp": 2, "sequence_parallel": True}, 4),
+        ({"ep": 4, "tp": 2, "sequence_parallel": True, "expert_tp": 1}, 4),
+        ({"tp": 2, "sequence_parallel": True}, 2),
+    ],
+)
+def test_all_tokens_are_gathered_and_their_sums_scattered(toy_job, toy_prices, plan, ranks) -> None:
+    """megatron/core/transformer/moe/token_dispatcher.py, MoEAllGatherTokenDispatcher: hidden states of the tp and ep ranks are
+    gathered, forward and for the gradient of the sums, which are reduce-scattered, and so back; the map (a byte each) and the
+    weights of all experts go with them. Of n ranks each sends n − 1 parts.
+    """
+    job = toy_job(8, 1, model=MOE, token_dispatcher="allgather", **plan)
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    tokens = TOKENS // plan.get("cp", 1) // plan.get("tp", 1)
+    per_token = BYTES * (4 * HIDDEN + 2 * 8) + 8
+    label = {"dispatch", "combine", "routing map", "routing weights"}
+    works = [item for op in timeline.program.cohorts[0].ops if isinstance(op.work, Block) for item in op.work.items()]
+    sent = sum(
+        times * work.bytes * (ranks - 1) / ranks for times, work in works if isinstance(work, Collective) and work.label in label
+    )
+    assert sent == pytest.approx(4 * (ranks - 1) * tokens * per_token)
+    if "ep" in plan:
+        assert volumes(timeline)[0]["ep"][0] == pytest.approx(sent)
+
+
+@pytest.mark.parametrize(
+    ("plan", "message"),
+    [
+        ({"ep": 4, "capacity_factor": 1.5}, "token_dispatcher=allgather contradicts capacity_factor=1.5: take alltoall"),
+        ({"ep": 4, "kernels": "compiled"}, "token_dispatcher=allgather contradicts kernels=compiled"),
+        ({"ep": 4, "dispatcher_sms": 4}, "dispatcher_sms=4 needs token_dispatcher=deepep or hybridep"),
+        ({"tp": 2}, "token_dispatcher=allgather with tp=2 needs sequence_parallel=true, as in Megatron-LM"),
+        ({}, "token_dispatcher=allgather needs ep > 1: with ep=1 nothing is exchanged"),
+    ],
+)
+def test_what_gathers_no_tokens(toy_job, plan, message) -> None:
+    with pytest.raises(UserError, match=message):
+        toy_job(8, 1, model=MOE, token_dispatcher="allgather", **plan).resolve()
+
+
+@pytest.mark.parametrize(
     ("plan", "load"),
     [
         ({}, 1.0),

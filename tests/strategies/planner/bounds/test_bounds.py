@@ -68,7 +68,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "overlap_tp": st.sampled_from(["none", "pieces", "weight_gradient"]),
     "expert_tp": st.just(1),
     "imbalance": st.just(1.5),
-    "token_dispatcher": st.sampled_from(["deepep", "hybridep"]),
+    "token_dispatcher": st.sampled_from(["allgather", "deepep", "hybridep"]),
     "dispatcher_sms": st.sampled_from([0, 32]),
     "expert_spread": st.sampled_from([0.0, 0.3]),
     "capacity_factor": st.just(1.25),
