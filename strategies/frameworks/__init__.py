@@ -62,6 +62,7 @@ class KernelSet:
 
     accumulates_in_products: ClassVar[bool] = False  # products accumulate weight gradients (gradient accumulation fusion)
     beside_products: ClassVar[Literal["none", "weight_gradient", "pieces"]] = "none"  # the default of plan.overlap_tp
+    hides_ring: ClassVar[bool] = False  # ring attention attends to a block while it passes the block on (Transformer Engine)
     refused_overlaps: ClassVar[Mapping[str, str]] = {}  # values of plan.overlap_tp that it does not have, and why
 
     fp8_scalings: ClassVar[tuple[str, ...]] = ()  # plan.fp8.scaling that it has

@@ -37,7 +37,7 @@ class Megatron(KernelSet):
     fp8_scalings = TRANSFORMER_ENGINE
     softmax_rows = 4
     routing = Routing(scores=16, counts=14, places=5, backward=16)
-    experts_apart = sorts_copies = splits_shared_heads = True
+    experts_apart = sorts_copies = splits_shared_heads = hides_ring = True
     replicas_last = True  # megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py, outer_fsdp_group_grad_reduce
 
     def __init__(self, options: Options | None = None) -> None:

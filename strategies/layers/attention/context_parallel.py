@@ -5,8 +5,10 @@ attending to one block after the other; in backward they go round again, and the
 ring all-gather, and that of the gradients one ring reduce-scatter: they send the same bytes in the same cp − 1 steps. With
 causal attention tokens are dealt in zig-zag (rank i has blocks i and 2·cp − 1 − i of 2·cp), so that all ranks work equally:
 a causal block of its own tokens, and of every other rank's half the products (arXiv:2407.21783, section 3.3.2). The blocks'
-results and gradients are merged by passes over memory (`merging`). The compute stream waits for the exchanges, as with Llama 3's
-all-gather of keys and values; implementations that hide them behind the blocks are faster.
+results and gradients are merged by passes over memory (`_merging`). Transformer Engine sends a turn's keys and values on before
+it attends to them, and in the backward pass with them the gradients of the turn before: each exchange runs beside a block
+(`around`; transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVP2P). With other
+kernels the compute stream waits for the exchanges.
 
 Ulysses (Jacobs et al. 2023, arXiv:2309.14509): all-to-alls of queries, keys and values give each rank all tokens of 1/cp of its
 heads, and one of the result takes that back; backward, of their gradients: (N·h)·4/cp elements per layer and direction for
@@ -16,12 +18,13 @@ N tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from sim.program import Collective, Kernel
 from strategies.layers.operators import Operator
 from strategies.layers.rank_shapes import RankShapes
-from strategies.layers.tensor_overlap import Items
+from strategies.layers.tensor_overlap import Items, beside
 
 TILE = 128  # keys of a tile (flash_fwd_launch_template.h of FlashAttention-2: 64 to 128)
 Shape = tuple[int, int, int, int, int, int, int]  # batch, heads, kv_heads, queries, keys, head_dim, causal: as in Kernel
@@ -36,7 +39,7 @@ def blocks(rank: RankShapes) -> list[Shape]:
     )
     if local := _local(rank, dim):
         return [local]
-    if not _ring(rank):
+    if not rings(rank):
         return [(rank.batch, rank.heads // rank.cp, rank.kv_heads // rank.cp, sequence, sequence, dim, causal)]
     own = sequence // rank.cp
     others: Shape = (rank.batch, rank.heads, rank.kv_heads, own, own // 2 if causal else own, dim, 0)
@@ -65,15 +68,41 @@ def _local(rank: RankShapes, dim: int) -> Shape | None:
 
 def _spread(rank: RankShapes) -> int:
     """Ranks over which Ulysses spreads heads."""
-    return 1 if _ring(rank) else rank.cp
+    return 1 if rings(rank) else rank.cp
 
 
-def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
-    """Ring: (keys and values on their way round, their gradients on their way back); `keys` elements of both together are on this
+def around(
+    rank: RankShapes, forward: Sequence[Kernel], backward: Sequence[Kernel], elements: tuple[int, int, int]
+) -> tuple[Items, Items]:
+    """The kernels of the blocks, forward and backward, and with a ring what ranks exchange and merge. elements: on this rank, of
+    queries, of keys and values together, of results.
+    """
+    if not rings(rank):
+        return tuple(forward), tuple(backward)
+    queries, keys, results = elements
+    coming, returning = _passed_on(rank, keys)
+    merged, summed = _merging(rank, queries, keys, results)
+    if not rank.kernels.hides_ring:
+        return (*coming, *forward, *merged), (*coming, *backward, *summed, *returning)
+    assert isinstance(coming[0], Collective)
+    round_ = replace(coming[0], repeat=1 / (rank.cp - 1))
+    both = replace(round_, bytes=2 * round_.bytes, label="keys, values and gradients")
+    gradients = replace(round_, label="key and value gradients")
+    merges = [merged[:1]] + [(each,) for each in merged[1:]]
+    sums = [summed[-2:], *zip(summed[:-2:2], summed[1:-2:2], strict=True)]
+    there = [beside((kernel,), (round_,)) for kernel in forward[:-1]] + [(forward[-1],)]
+    returns = [round_, *[both] * (rank.cp - 2), gradients]
+    back = [beside((kernel,), (sent,)) for kernel, sent in zip(backward[::-1], returns, strict=True)]
+    return (
+        tuple(item for turn, merge in zip(there, merges, strict=True) for item in (*turn, *merge)),
+        tuple(item for turn, each in zip(back, sums, strict=True) for item in (*turn, *each)),
+    )
+
+
+def _passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
+    """(Keys and values on their way round, their gradients on their way back); `keys` elements of both together are on this
     rank.
     """
-    if not _ring(rank):
-        return (), ()
     size, width = keys * rank.cp, _sum_width(rank)
     return (
         _along(rank, "all_gather", "keys and values", rank.element * size, "ring"),
@@ -81,8 +110,8 @@ def passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
     )
 
 
-def merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
-    """Ring: passes over memory beside the attention kernels, (forward, backward), for so many elements of queries, of keys and
+def _merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tuple[Kernel, ...], tuple[Kernel, ...]]:
+    """Passes over memory beside the attention kernels, (forward, backward), for so many elements of queries, of keys and
     values together and of results on this rank. They are those of a rank whose queries all see half of each block's keys, as the
     last one's do; another rank has as many of half its queries and a copy of the others.
 
@@ -93,8 +122,6 @@ def merging(rank: RankShapes, queries: int, keys: int, results: int) -> tuple[tu
     gradients are summed in fp32, and what is added to half of the keys' is joined to the other half. Passes over sums of
     exponentials, one number a head, are left out.
     """
-    if not _ring(rank):
-        return (), ()
     item, wide, others = rank.element, _sum_width(rank), rank.cp - 1
 
     def passes(phase: str, *moved: float) -> tuple[Kernel, ...]:
@@ -128,7 +155,7 @@ def _sum_width(rank: RankShapes) -> float:
 
 def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:
     """Ulysses: the attention core between all-to-alls; its result is kept besides the one that has been exchanged back."""
-    if rank.cp == 1 or _ring(rank):
+    if rank.cp == 1 or rings(rank):
         return [core]
     result = float(rank.element * rank.tokens * rank.heads * rank.model.v_head_dim)
     before, after = _swap(rank, dict(core.saved)), _swap(rank, {"attention result": result})
@@ -148,5 +175,6 @@ def _along(rank: RankShapes, operation: str, label: str, size: float, algorithm:
     return every if axes == ("cp",) else tuple(replace(item, along=axes) for item in every if isinstance(item, Collective))
 
 
-def _ring(rank: RankShapes) -> bool:
+def rings(rank: RankShapes) -> bool:
+    """Whether keys and values go round a ring."""
     return rank.cp > 1 and rank.resolved.cp_method == "ring"

@@ -11,7 +11,7 @@ from dataclasses import replace
 from sim.program import Kernel
 from strategies.frameworks import passes
 from strategies.frameworks.pytorch import operators as eager
-from strategies.layers.attention.context_parallel import Shape, blocks, exchanged, merging, passed_on
+from strategies.layers.attention.context_parallel import Shape, around, blocks, exchanged, rings
 from strategies.layers.attention.latent_attention import projections
 from strategies.layers.attention.rotary import rotary
 from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
@@ -152,28 +152,27 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
     both = 2 * queries if repeated else keys + values
     sums = LOG_SUM_EXP * rank.tokens * rank.heads
     seen = rank.resolved.document or model.counted_keys(key_sequence)
-    coming, returning = passed_on(rank, both)
-    merged, summed = merging(rank, queries, both, results)
+    forward, backward = around(
+        rank,
+        [_fused(rank, shape, key_sequence, backward=False) for shape in shapes],
+        [_fused(rank, shape, key_sequence, backward=True) for shape in shapes],
+        (queries, both, results),
+    )
     result = rank.fills("attention", "forward", element * results)
     gradients = rank.fills("attention", "backward", element * (queries + keys + values))
     width, given = _width(rank), queries + keys + values
     return Operator(
         forward=(
-            *coming,
             *_cast(rank, "forward", given),
             *result,
-            *(_fused(rank, shape, key_sequence, backward=False) for shape in shapes),
+            *forward,
             *_restored(rank, "forward", results),
-            *merged,
         ),
         input_gradient=(
-            *coming,
             *_cast(rank, "backward", results),
             *gradients,
-            *(_fused(rank, shape, key_sequence, backward=True) for shape in shapes),
+            *backward,
             *_restored(rank, "backward", given),
-            *summed,
-            *returning,
         ),
         saved={"queries": width * queries, "keys": width * keys, "values": width * values},
         modules=CORE,
@@ -181,7 +180,7 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
         temporary=element * (given + results)
         + (width * (given + results) if width < element else 0)
         + 4 * queries
-        + (element * 2 * both if coming else 0),
+        + (element * 2 * both if rings(rank) else 0),
         flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * seen,
     )
 

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from shardyard import read_job
+from sim.analysis.breakdown import breakdown
 from sim.analysis.volume import volumes
 from sim.engine.player import run
 from sim.program import Kernel
@@ -89,6 +90,21 @@ def test_work_and_activations_divide(plan, family, recompute) -> None:
 
 def whole_queries(plan: dict[str, Any]) -> float:
     return 2 * 32 * 64 / plan["cp"] / plan.get("tp", 1)
+
+
+@pytest.mark.parametrize("tokens", [256, 2048])
+def test_transformer_engine_sends_a_block_on_while_it_attends_to_it(toy_job, toy_prices, tokens) -> None:
+    """AttnFuncWithCPAndKVP2P, four ranks: forward each of three exchanges of keys and values is beside a block; backward four
+    are, of keys and values, twice of these with gradients, of gradients. A block of n tokens is 128·n bytes over 1 GB/s and
+    128·n² FLOPs at 1 TFLOP/s, 2.5 times as many backward. PyTorch waits, and sums gradients in fp32.
+    """
+    sent, attended = 128 * tokens / 1e9, 128 * tokens**2 / 1e12
+    forward = 3 * max(0.0, sent - attended)
+    backward = sum(max(0.0, times * sent - 2.5 * attended) for times in (1, 2, 2, 1))
+    for kernels, expected in (("megatron", forward + backward), ("compiled", 12 * sent)):
+        job = toy_job(4, model=GPT | {"positions": "rotary", "context": 8192}, cp=4, sequence=4 * tokens, kernels=kernels)
+        timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+        assert breakdown(timeline)["cp exposed"] == pytest.approx(4 * expected, abs=1e-9)
 
 
 def test_zig_zag_blocks_are_half_of_all_products() -> None:

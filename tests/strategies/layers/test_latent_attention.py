@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from sim.program import Collective, Kernel
+from sim.program import Collective, Kernel, SharedItems
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.model_costs import parts, saved_tensors
 from strategies.models.model import Model, load_model
@@ -61,8 +61,9 @@ def test_a_ring_passes_on_values_that_are_narrower_than_keys() -> None:
     model = model_of("deepseek-v3")
     part = parts(model, resolved(model, cp=4, sequence=64)).layer(0)
     block = 2 * 64 // 4 * 128 * (192 + 128)  # bytes of a rank's tokens
-    sent = [sum(item.bytes for item in items if isinstance(item, Collective)) for items in (part.forward, part.backward)]
-    assert sent == [4 * block, 2 * 4 * block]  # full buffers
+    every = (SharedItems(items).collectives for items in (part.forward, part.backward))
+    sent = [sum(work.bytes * work.repeat for work in works) for works in every]
+    assert sent == pytest.approx([4 * block, 2 * 4 * block])  # full buffers
 
 
 def test_ulysses_exchanges_results_of_the_width_of_values() -> None:
