@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from strategies.frameworks.deepspeed.settings import PLACES, STAGES
+from strategies.frameworks.deepspeed.settings import PLACES, STAGES, by_default
 from strategies.frameworks.settings import EVERYTHING, Framework, Keys, ReadSettings, WrittenSettings, frameworks, of_pytorch
 from topologies.documents.syntaxes import dump_yaml
 from topologies.reading import UserError, load_yaml
@@ -34,6 +34,10 @@ _MEGATRON = {
 }
 _FILE = "deepspeed_config_file"
 _OFFLOAD = {"optimizer": "offload_optimizer_device", "parameters": "offload_param_device"}
+# Weights stay fp32 under autocast, and so are their gradients (accelerator.py, prepare_model); DeepSpeed adds up those of bf16 in
+# fp32 without ZeRO (deepspeed/runtime/engine.py, get_data_types).
+_WIDE = {(kind, precision) for kind in (None, "NO", "MULTI_CPU", "MULTI_GPU") for precision in ("bf16", "fp16")}
+_WIDE |= {("DEEPSPEED", "bf16")}
 _MESH = {"tp": "tp_size", "cp": "cp_size"}
 OFFLOADED = "fsdp_offload_params: gradients of every microbatch are reduced; accelerate keeps whole ones until the last (no_sync)"
 
@@ -56,6 +60,8 @@ def _read(path: Path) -> ReadSettings:
     }
     plan |= keys.choice("distributed_type", kinds, "NO")(keys, (gpus or nodes) // nodes)
     plan |= _read_mesh(keys.section("parallelism_config"), plan)
+    if plan["data_parallel"] == "ddp" and (keys.value("distributed_type"), plan["precision"]) in _WIDE:
+        plan["gradients"] = "fp32"
     compiled = keys.section("dynamo_config").value("dynamo_backend", "NO") != "NO"
     remarks: tuple[str, ...] = ()
     if keys.value("distributed_type") != "MEGATRON_LM":
@@ -102,9 +108,10 @@ def _sharded(reshard: bool, plan: Mapping[str, Any], version: int) -> dict[str, 
 
 
 def _read_deepspeed(keys: Keys, gpus_per_node: int) -> dict[str, Any]:
+    """DeepSpeed's engine, of whose options the file has but few (DeepSpeedPlugin in accelerate/utils/dataclasses.py)."""
     section = keys.section("deepspeed_config")
     hook = section.choice("zero_stage", STAGES, 2)
-    plan: dict[str, Any] = {"data_parallel": hook}
+    plan: dict[str, Any] = {"data_parallel": hook} | by_default(hook)
     if steps := section.optional("gradient_accumulation_steps"):
         plan["accumulation"] = steps
     places = {field: section.choice(name, PLACES) for field, name in _OFFLOAD.items()}
@@ -153,9 +160,9 @@ def _write(job: Job) -> WrittenSettings:
     }
     if own.pp > 1:
         config |= {"distributed_type": "MEGATRON_LM", "megatron_lm_config": _megatron(own, plan.microbatches)}
-    elif own.data_parallel == "zero3":
+    elif own.data_parallel == "zero3" and own.deepspeed is None:
         config |= {"distributed_type": "FSDP", "fsdp_config": _fsdp(own), "parallelism_config": _mesh(own, plan.dp)}
-    elif own.data_parallel in ("zero1", "zero2"):
+    elif own.data_parallel in ("zero1", "zero2", "zero3"):
         config |= {"distributed_type": "DEEPSPEED", "deepspeed_config": _deepspeed(own, plan.microbatches)}
     elif plan.dp == 1 and own.tp > 1:
         config["parallelism_config"] = _mesh(own, plan.dp)

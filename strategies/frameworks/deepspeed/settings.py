@@ -148,6 +148,11 @@ def _read_batch(keys: Keys, filled: bool) -> dict[str, Any]:
     return batch
 
 
+def by_default(hook: str) -> dict[str, Any]:
+    """Fields of the plan for a file that says no more than the stage."""
+    return {} if hook == "ddp" else {"overlap": hook == "zero3", "deepspeed": {}}
+
+
 def read_zero(zero: Keys) -> dict[str, Any]:
     """Fields of the plan in the section `zero_optimization`."""
     hook = zero.choice("stage", STAGES, 0)

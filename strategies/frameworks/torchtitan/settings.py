@@ -43,6 +43,8 @@ def _read(path: Path) -> ReadSettings:
         "gradients": {"fp32": "fp32"}.get(training.choice("mixed_precision_reduce", _TYPES, "float32"), "same"),
         "sequence_parallel": plan.get("tp", 1) > 1,  # torchtitan's tensor parallel plans always split norms
     }
+    if plan.get("ep", 1) > 1:
+        plan |= _read_experts(parallel, plan.get("tp", 1))
     if training.choice("dtype", _TYPES, "float32") == "bf16":
         plan["master_weights"] = False
     if training.value("global_batch_size", -1) != -1:
@@ -64,6 +66,13 @@ def _read(path: Path) -> ReadSettings:
     options = {"complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
     plan |= {"attention": "sdpa", "framework": options}
     return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=remarks)
+
+
+def _read_experts(parallel: Keys, tp: int) -> dict[str, Any]:
+    """Experts on several ranks: not cut by default, when tp ranks are among the ep ranks."""
+    cut = parallel.optional("expert_tensor_parallel_degree", 1)
+    backend = parallel.choice("expert_parallel_comm_backend", {"standard": "alltoall", "deepep": "deepep"}, "standard")
+    return {"token_dispatcher": backend} | ({"expert_tp": cut} if tp > 1 else {})
 
 
 def _read_recompute(checkpoint: Keys) -> dict[str, Any]:
@@ -107,7 +116,7 @@ def _read_sharding(parallel: Keys, plan: dict[str, Any]) -> dict[str, Any]:
         "fsdp_reshard_after_forward", {"default": plan.get("pp", 1) == 1, "always": True, "never": False}, "default"
     )  # default: not with pipeline parallelism
     if shard == 1:
-        return {"data_parallel": "ddp", "dp": replicate}
+        return {"data_parallel": "ddp", "dp": replicate, "bucket": "100 MiB"}  # replicate(…, bucket_cap_mb=100) of apply_ddp
     if replicate == 1:
         return {"data_parallel": "zero3", "reshard": reshard} | ({"dp": shard} if shard != -1 else {})
     if shard == -1:
@@ -139,6 +148,9 @@ def _write(job: Job) -> WrittenSettings:
         }
     }
     sections["parallelism"] = {name: getattr(own, field) for field, name in _DEGREES.items()} | _sharding(own, plan.dp)
+    if own.ep > 1:
+        sections["parallelism"]["expert_tensor_parallel_degree"] = 1 if own.whole_experts else own.tp
+        sections["parallelism"]["expert_parallel_comm_backend"] = "deepep" if own.token_dispatcher == "deepep" else "standard"
     if own.tp > 1 and own.overlap_tp == "pieces":
         sections["parallelism"]["enable_async_tensor_parallel"] = True
     if own.pp > 1:

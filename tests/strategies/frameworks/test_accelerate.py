@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 import yaml
 
+from sim.analysis.volume import volumes
+from sim.engine.player import run
 from strategies.frameworks.settings import ReadSettings, frameworks
+from strategies.lowering.lower import lower
 from strategies.read_job import read_job
 from topologies.reading import UserError
 
@@ -44,6 +47,23 @@ def test_numbers_of_nodes_and_processes(read: Any) -> None:
 def test_precision(read: Any, said: str, precision: str) -> None:
     assert read(mixed_precision=said).plan["precision"] == precision
     assert written(precision=precision, gradients="same")["mixed_precision"] == said
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_ddp_reduces_gradients_of_fp32_weights(read: Any, precision: str) -> None:
+    """Autocast (accelerate's mixed precision of a model that is not sharded) leaves weights as they are, and their gradients."""
+    torch = pytest.importorskip("torch")
+    weights = torch.nn.Linear(8, 8)
+    with torch.autocast("cpu", dtype={"bf16": torch.bfloat16, "fp16": torch.float16}[precision]):
+        weights(torch.ones(2, 8)).sum().backward()
+    assert str(weights.weight.grad.dtype) == "torch.float32"
+    for kind in ("NO", "MULTI_GPU"):
+        assert read(mixed_precision=precision, distributed_type=kind).plan["gradients"] == "fp32"
+    assert "gradients" not in read(mixed_precision="no", distributed_type="MULTI_GPU").plan
+    assert "gradients" not in read(mixed_precision=precision, distributed_type="FSDP").plan
+    stage = {"deepspeed_config": {"zero_stage": 0}}
+    plan = read(mixed_precision=precision, distributed_type="DEEPSPEED", **stage).plan
+    assert plan.get("gradients") == {"bf16": "fp32", "fp16": None}[precision]
 
 
 @pytest.mark.parametrize(
@@ -101,12 +121,24 @@ def test_deepspeed_s_section(read: Any) -> None:
     """ZeRO-2 by default; parameters are offloaded by ZeRO-3 alone."""
     devices = {"offload_optimizer_device": "cpu", "offload_param_device": "nvme"}
     plan = read(distributed_type="DEEPSPEED", deepspeed_config={"gradient_accumulation_steps": 4} | devices).plan
+    assert (plan["deepspeed"], plan["overlap"]) == ({}, False)  # deepspeed/runtime/zero/config.py, overlap_comm_valid
     assert (plan["data_parallel"], plan["accumulation"], plan["offload"]) == ("zero2", 4, {"optimizer": "cpu"})
     third = read(distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 3} | devices).plan
     assert (third["data_parallel"], third["offload"]) == ("zero3", {"optimizer": "cpu", "parameters": "nvme"})
     plain = read(distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 1, "offload_optimizer_device": "none"}).plan
     assert plain["data_parallel"] == "zero1"
     assert not {"offload", "accumulation"} & plain.keys()
+    assert "deepspeed" not in read(distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": 0}).plan
+
+
+@pytest.mark.parametrize("stage", [1, 2])
+def test_deepspeed_s_stages_send_what_its_engine_sends(read: Any, toy_job: Any, toy_prices: Any, stage: int) -> None:
+    """They all-reduce gradients and gather parameters, 2 Ψ + Ψ, as was seen of DeepSpeed 0.19.8 on two ranks."""
+    plan = read(distributed_type="DEEPSPEED", deepspeed_config={"zero_stage": stage}).plan
+    job = toy_job(8, 1, **plan | {"kernels": "torch"})
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    sent = volumes(timeline)[0]["dp"][1]
+    assert sent == pytest.approx(3 * job.model.parameters * 7 / 8)
 
 
 def test_megatron_s_section(read: Any) -> None:
@@ -144,7 +176,8 @@ def test_megatron_s_section(read: Any) -> None:
 def test_a_mesh_of_devices(read: Any, mesh: dict[str, int], plan: dict[str, Any]) -> None:
     """Sharded dp ranks are FSDP's, replicated ones alone are DDP's, both together HSDP's."""
     read_plan = read(parallelism_config={f"parallelism_config_{axis}_size": size for axis, size in mesh.items()}).plan
-    assert read_plan == plan | {"precision": "bf16", "kernels": "compiled" if plan.get("cp", 1) > 1 else "torch"}
+    wide = {"gradients": "fp32"} if plan["data_parallel"] == "ddp" else {}
+    assert read_plan == plan | wide | {"precision": "bf16", "kernels": "compiled" if plan.get("cp", 1) > 1 else "torch"}
 
 
 def test_two_ways_to_share_a_sequence_exclude_each_other(read: Any) -> None:

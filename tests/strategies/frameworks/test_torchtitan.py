@@ -70,6 +70,25 @@ def test_degrees_and_batch(read: Any) -> None:
     assert not {"overlap_tp", "global_batch"} & read(training="global_batch_size = -1").keys()
 
 
+def test_experts_are_not_cut_by_default(read: Any) -> None:
+    """torchtitan's ParallelDims: partial dp and all tp ranks are ep ranks by expert_tensor_parallel_degree 1, the default."""
+    degrees = "tensor_parallel_degree = 2\nexpert_parallel_degree = 4\n"
+    assert [read(parallelism=degrees)[name] for name in ("ep", "expert_tp", "token_dispatcher")] == [4, 1, "alltoall"]
+    cut = read(parallelism=degrees + 'expert_tensor_parallel_degree = 2\nexpert_parallel_comm_backend = "deepep"')
+    assert [cut[name] for name in ("expert_tp", "token_dispatcher")] == [2, "deepep"]
+    assert "expert_tp" not in read(parallelism="tensor_parallel_degree = 2") | read(parallelism="expert_parallel_degree = 4")
+    plan = {"tp": 2, "sequence_parallel": True, "ep": 4, "overlap_tp": "none"}
+    for expert_tp in (1, 2):
+        job = read_job(model="mixtral-8x7b", cluster="dgx-h100", nodes=2, plan=plan | {"expert_tp": expert_tp, "sequence": 4096})
+        text = frameworks["torchtitan"].write(job).text
+        assert tomllib.loads(text)["parallelism"]["expert_tensor_parallel_degree"] == expert_tp
+
+
+def test_buckets_of_ddp(read: Any) -> None:
+    """apply_ddp in torchtitan/models/llama3/infra/parallelize.py: replicate(model, device_mesh=dp_mesh, bucket_cap_mb=100)."""
+    assert read(parallelism="data_parallel_shard_degree = 1\ndata_parallel_replicate_degree = 8")["bucket"] == "100 MiB"
+
+
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
