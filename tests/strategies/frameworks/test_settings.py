@@ -204,10 +204,20 @@ PLANS = [
     ),
     (
         "accelerate",
-        dict(data_parallel="zero3", shard=8, reshard=False, tp=2, overlap_tp="none", recompute="full", kernels="torch"),
+        dict(
+            data_parallel="zero3",
+            shard=8,
+            reshard=False,
+            gradient_sync="last",
+            reshard_after_backward=True,
+            tp=2,
+            overlap_tp="none",
+            recompute="full",
+            kernels="torch",
+        ),
     ),
     ("accelerate", dict(data_parallel="zero3", kernels="compiled", offload=dict(optimizer="cpu", parameters="cpu"))),
-    ("accelerate", dict(data_parallel="zero2", accumulation=2, kernels="torch")),
+    ("accelerate", dict(data_parallel="zero2", deepspeed={}, overlap=False, accumulation=2, kernels="torch")),
     ("accelerate", dict(tp=2, pp=2, accumulation=2, sequence_parallel=True)),
 ]
 
