@@ -137,7 +137,7 @@ def _read_mesh(mesh: Keys, given: Mapping[str, Any]) -> dict[str, Any]:
     plan: dict[str, Any] = dict(settings) | ({"overlap_tp": "none"} if settings.get("tp", 1) > 1 else {})  # PyTorch's waits
     shard, copies = (mesh.optional(f"parallelism_config_dp_{name}_size") for name in ("shard", "replicate"))
     if shard and shard > 1:
-        sharded = given if given.get("data_parallel") == "zero3" else _sharded(True, given, version=2)
+        sharded = {} if given.get("data_parallel") == "zero3" else _sharded(True, given, version=2)
         plan |= sharded | {"dp": shard * (copies or 1)} | ({"shard": shard} if (copies or 1) > 1 else {})
     elif copies:
         plan |= {"data_parallel": "ddp", "dp": copies}
