@@ -29,7 +29,7 @@ TABLE = """
  345  345  974 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
  655  538  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
  398  398  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
- 530  434  847 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
+ 524  428  850 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
  741  742    0  744 |  997 1000 | 4×1 ddp pp: 4, schedule: dualpipe, accumulation: 8
  897  898  930  996 |  997 1000 | 2×2 ddp pp: 2, schedule: dualpipe-v, accumulation: 8
  522  591  610  691 |  995 1000 | 4×2 ddp pp: 4, schedule: chimera, accumulation: 8
