@@ -45,23 +45,25 @@ def traced_parts(rank: RankShapes) -> TracedParts:
     by_part: list[list[TracedOp]] = [[] for _ in range(trace.parts)]
     for op in trace.ops:
         by_part[op.part].append(op)
-    every, used = list[list[Operator]](), set[str]()
     group = _flops(trace_of(module, plan.microbatch, plan.precision, plan.fused_attention))
-    for part, ops in enumerate(by_part):
-        own = sum(op.flops for op in ops if not op.backward)
-        more = group[part] / own if own else 1.0  # FLOPs are of the whole tp group
-        every.append(
-            [
-                replace(each, flops=each.flops * more, recomputed=each.recomputed * more)
-                for each in _operators(rank, trace, ops, used)
-            ]
-        )
-    unused = [name for name in trace.parameters if name not in used]
-    every[0].append(_holding(rank, trace, Operator(), unused, []))
     keys = [_signature(trace, ops) for ops in by_part[1:-1]]
     kinds = list(dict.fromkeys(keys))
     # the second of a kind: when the first runs, more of what is before or after it may still be there
     chosen = [[number for number, key in enumerate(keys) if key == kind][:2][-1] for kind in kinds]
+    needed = {0, trace.parts - 1, *(number + 1 for number in chosen)}
+    every, used = dict[int, list[Operator]](), set[str]()
+    for part, ops in enumerate(by_part):
+        if part not in needed:
+            used.update(tensor.parameter for op in ops if not op.backward for tensor in op.inputs if tensor.parameter)
+            continue
+        own = sum(op.flops for op in ops if not op.backward)
+        more = group[part] / own if own else 1.0  # FLOPs are of the whole tp group
+        every[part] = [
+            replace(each, flops=each.flops * more, recomputed=each.recomputed * more)
+            for each in _operators(rank, trace, ops, used)
+        ]
+    unused = [name for name in trace.parameters if name not in used]
+    every[0].append(_holding(rank, trace, Operator(), unused, []))
     blocks = [_kept_input(every[number + 1], trace, number) for number in chosen]
     buffers: list[tuple[tuple[int, int], ...]] = [
         tuple(sizes for name, sizes in trace.buffers.items() if trace.part_of(name) == part) for part in range(trace.parts)
@@ -85,7 +87,11 @@ def traced_parts(rank: RankShapes) -> TracedParts:
         costs(plan.recompute),
         costs("none"),
         tuple(kinds.index(key) for key in keys),
-        replace(part_of("head", every[-1], rank, "none", losses), partial=summed(len(trace.blocks) + 1), logits=trace.result),
+        replace(
+            part_of("head", every[trace.parts - 1], rank, "none", losses),
+            partial=summed(len(trace.blocks) + 1),
+            logits=trace.result,
+        ),
     )
 
 
