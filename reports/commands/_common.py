@@ -6,6 +6,7 @@ import functools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -163,6 +164,19 @@ def throttled(tell: Callable[[str], None], every: float = PROGRESS_INTERVAL) -> 
             tell(text)
 
     return now_and_then
+
+
+@contextmanager
+def progress() -> Iterator[Callable[[str], None]]:
+    """What is being done: all of it on a terminal, elsewhere a line now and then."""
+    from rich.text import Text
+
+    console = terminal(stderr=True)
+    if not console.is_terminal:
+        yield throttled(lambda text: echo(text, err=True))
+        return
+    with console.status("reading") as status:
+        yield lambda text: status.update(Text(text))
 
 
 def write_json(path: str, data: Any) -> None:

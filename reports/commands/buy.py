@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from reports.commands._common import AS_JSON, engine_options, figure_option, job_options, show, tokens_of
+from reports.commands._common import AS_JSON, engine_options, figure_option, job_options, progress, show, tokens_of
 from reports.terminal import echo
 
 if TYPE_CHECKING:
@@ -57,8 +57,9 @@ def command(
     stated = asked[0].job
     said = bool(job or overrides) and _says_batch(stated)
     asked, total = same_batch(asked, said), tokens_of(tokens) or TOKENS
-    with engine(workers, dask, ray) as runs:
-        bought = buy(asked, total, runs, seed)
+    with engine(workers, dask, ray) as runs, progress() as tell:
+        bought = buy(asked, total, runs, seed, tell)
+        tell("looking for sizes that are as quick")
         changes = list(crossovers(bought, total, runs))
     if as_json:
         echo(json.dumps(as_data(bought, changes), indent=2))

@@ -5,16 +5,14 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from reports.api import PARTS
-from reports.commands._common import changing, engine_options, job_options, money_options, report_folder, throttled, tokens_of
-from reports.terminal import echo, terminal
+from reports.commands._common import changing, engine_options, job_options, money_options, progress, report_folder, tokens_of
+from reports.terminal import echo
 
 if TYPE_CHECKING:
     from reports.page.job_report import Wanted
@@ -78,7 +76,7 @@ def command(
     asked = read({})
     others = [read({}, _APART.split(text), text) for text in variants]
     wanted = _wanted(asked, tokens, price, without, others, search_seconds if search else None, results, validation)
-    with engine(workers, dask, ray) as runs, _progress() as tell:
+    with engine(workers, dask, ray) as runs, progress() as tell:
         paths, summary = write_job_report(
             folder, asked, read, wanted, runs, shlex.join(["shardyard", *sys.argv[1:]]), formats, tell
         )
@@ -115,16 +113,3 @@ def _wanted(
         (results, results_of(results)) if results else None,
         (validation, from_file(Path(validation))) if validation else None,
     )
-
-
-@contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """What is being done: all of it on a terminal, elsewhere a line now and then."""
-    from rich.text import Text
-
-    console = terminal(stderr=True)
-    if not console.is_terminal:
-        yield throttled(lambda text: echo(text, err=True))
-        return
-    with console.status("reading") as status:
-        yield lambda text: status.update(Text(text))

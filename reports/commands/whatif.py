@@ -20,6 +20,7 @@ from reports.commands._common import (
     job_options,
     money_options,
     only_set,
+    progress,
     show,
     tokens_of,
 )
@@ -115,8 +116,8 @@ def command(
         inputs = whatif.batched(read, [*([{}] if replan else []), *several], batch)
     total = tokens_of(tokens) or TOKENS
     cases = [(inputs_of_case, name, fields) for inputs_of_case in ({}, *inputs) for name, fields in named.items()]
-    with engine(workers, dask, ray) as executor:
-        answer = whatif.ask(read, cases, executor, total, price, (seed or 0) if runs else None, replan)
+    with engine(workers, dask, ray) as executor, progress() as tell:
+        answer = whatif.ask(read, cases, executor, total, price, (seed or 0) if runs else None, replan, tell)
     base, rest = answer[: len(named)], answer[len(named) :]
     if as_json:
         from reports.tables.whatif import as_data

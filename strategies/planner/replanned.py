@@ -6,7 +6,7 @@ what two jobs differ by: without the second round a faster network could seem to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from sim.analysis.summary import Summary
@@ -22,19 +22,26 @@ Asked = tuple[Job, frozenset[str]]
 """A job, and the fields of its plan that are kept."""
 Answer = tuple[Job, Summary | str]
 """The job with its plan, and its summary; or the reason why there is none."""
+Tell = Callable[[str], None]
 
 
-def replanned(asked: Sequence[Asked], engine: Engine) -> list[Answer]:
-    """Each job at the fastest of the plans that are found for any of them."""
-    found = [task.result() for task in [engine.submit(_found, job, kept) for job, kept in asked]]
+def silent(_: str) -> None:
+    """Tell nobody."""
+
+
+def replanned(asked: Sequence[Asked], engine: Engine, tell: Tell = silent) -> list[Answer]:
+    """Each job at the fastest of the plans that are found for any of them. tell: hears how far that is."""
+    found = engine.results(_found, asked, lambda number, of: tell(f"{number} of {of} plans found"))
     plans = [job.plan for job, outcome in found if isinstance(outcome, Summary)]
     tries = [
         {} if isinstance(outcome, str) else {other.hash: other for other in (_with(job, plan, kept) for plan in plans)}
         for (job, outcome), (_, kept) in zip(found, asked, strict=True)
     ]
     others = {key: job for (own, _), each in zip(found, tries, strict=True) for key, job in each.items() if key != own.hash}
-    tasks = {key: engine.submit(answered, job) for key, job in others.items()}
-    answers = {key: task.result() for key, task in tasks.items()}
+    tried = engine.results(
+        answered, [(job,) for job in others.values()], lambda number, of: tell(f"{number} of {of} tried elsewhere")
+    )
+    answers = dict(zip(others, tried, strict=True))
     return [
         min((own, *(answers[key] for key in each if key in answers)), key=_place) for own, each in zip(found, tries, strict=True)
     ]

@@ -10,7 +10,7 @@ from typing import Any
 from sim.analysis.summary import Summary
 from strategies.job import Job
 from strategies.planner.auto_plan import CHOSEN
-from strategies.planner.replanned import answered, replanned
+from strategies.planner.replanned import Tell, answered, replanned, silent
 from strategies.planner.search.space import Axis
 from strategies.planner.search.workers.executors import Engine
 from strategies.resilience.runs import RunAnswer, run_training
@@ -48,10 +48,11 @@ def ask(
     price: float | None,
     seed: int | None = None,
     replan: bool = False,
+    tell: Tell = silent,
 ) -> list[Case]:
     """Simulate cases: (inputs, name of the plan, fields of the plan). Equal jobs are simulated once. seed: run them over days as
     well, all with the same failures. replan: all but the first have the best plan that a short search finds for any of them, with
-    the fields that the inputs and a job of `plan: auto` say.
+    the fields that the inputs and a job of `plan: auto` say. tell: hears how far that is.
     """
     jobs: list[Job | str] = []
     for changes, _, plan in cases:
@@ -62,10 +63,11 @@ def ask(
             jobs.append(str(error))
     kept = [_kept(jobs[0], changes) if replan and number else None for number, (changes, _, _) in enumerate(cases)]
     wanted = {(job.hash, fields): job for job, fields in zip(jobs, kept, strict=True) if isinstance(job, Job)}
-    tasks = {key: engine.submit(answered, job) for key, job in wanted.items() if key[1] is None}
+    as_said = {key: (job,) for key, job in wanted.items() if key[1] is None}
     anew = {key: (job, key[1]) for key, job in wanted.items() if key[1] is not None}
-    answers = dict(zip(anew, replanned(list(anew.values()), engine), strict=True))
-    answers |= {key: task.result() for key, task in tasks.items()}
+    steps = engine.results(answered, list(as_said.values()), lambda number, of: tell(f"{number} of {of} simulated"))
+    answers = dict(zip(as_said, steps, strict=True))
+    answers |= dict(zip(anew, replanned(list(anew.values()), engine, tell), strict=True))
     result = []
     for (changes, name, _), asked, fields in zip(cases, jobs, kept, strict=True):
         job, outcome = (None, asked) if isinstance(asked, str) else answers[asked.hash, fields]

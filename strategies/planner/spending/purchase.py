@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sim.analysis.summary import Summary
 from strategies.job import Job
-from strategies.planner.replanned import replanned
+from strategies.planner.replanned import Tell, replanned, silent
 from strategies.planner.search.workers.executors import Engine
 from strategies.planner.uncertainty import with_interval
 from strategies.resilience.runs import RunAnswer, run_training
@@ -75,9 +75,10 @@ def same_batch(offers: Sequence[Offer], said: bool) -> list[Offer]:
     return [replace(offer, job=_with_batch(offer.job, batch, remark)) for offer in offers]
 
 
-def buy(offers: Sequence[Offer], tokens: float, engine: Engine, seed: int = 0) -> list[Bought]:
-    """Each offer at its best plan until `tokens` tokens are trained on; all meet the same failures."""
-    best = replanned([(offer.job, frozenset()) for offer in offers], engine)
+def buy(offers: Sequence[Offer], tokens: float, engine: Engine, seed: int = 0, tell: Tell = silent) -> list[Bought]:
+    """Each offer at its best plan until `tokens` tokens are trained on; all meet the same failures. tell: hears how far it is."""
+    best = replanned([(offer.job, frozenset()) for offer in offers], engine, tell)
+    tell("playing runs")
     return [_bought(offer, job, outcome, tokens, engine, seed) for offer, (job, outcome) in zip(offers, best, strict=True)]
 
 

@@ -217,6 +217,13 @@ def test_a_faster_network_has_no_worse_plan(monkeypatch: pytest.MonkeyPatch) -> 
     assert fast["summary"]["step_seconds"] <= slow["summary"]["step_seconds"]
 
 
+def test_how_far_it_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("reports.commands._common.throttled.__defaults__", (-1.0,))
+    words = ["whatif", "--model", MODEL, "--cluster", "dgx-a100", "--plan", "{sequence: 512}", "--workers", "1"]
+    result = CliRunner().invoke(shardyard.main, [*words, "--vary", "plan.sequence=256,512", "--replan"])
+    assert result.stderr.splitlines()[:3] == ["1 of 1 simulated", "1 of 2 plans found", "2 of 2 plans found"]
+
+
 def test_a_job_whose_own_plan_is_found_again_is_one_row() -> None:
     words = ["whatif", "--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--workers", "1"]
     output = CliRunner().invoke(shardyard.main, [*words, "--vary", "plan.global_batch=32,64", "--replan"]).output

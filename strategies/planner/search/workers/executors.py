@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
@@ -36,6 +36,23 @@ class Engine:
     def map(self, function: Callable[..., Any], items: Iterable[Any]) -> list[Any]:
         """A call per item, and what they return, in order."""
         return [task.result() for task in [self.submit(function, item) for item in items]]
+
+    def results(
+        self, function: Callable[..., Any], calls: Sequence[tuple[Any, ...]], tell: Callable[[int, int], None] | None = None
+    ) -> list[Any]:
+        """What calls return, in order; tell: how many of how many are over."""
+        told = tell or (lambda *_: None)
+        tasks = []
+        for number, arguments in enumerate(calls, 1):
+            tasks.append(self.submit(function, *arguments))
+            if self.immediate:
+                told(number, len(calls))
+        answers = []
+        for number, task in enumerate(tasks, 1):
+            answers.append(task.result())
+            if not self.immediate:
+                told(number, len(calls))
+        return answers
 
     def start(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Future[Any]:
         """Hand a call to the executor, to a new one when the old one is broken."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from strategies.planner.search.workers.executors import Engine, engine
+from strategies.planner.search.workers.in_process import in_process
 from topologies.reading import UserError
 
 Outcome = Any  # of a call: what it returns, or the exception that it ends with
@@ -91,6 +92,15 @@ def test_results_are_in_the_order_of_the_items() -> None:
     runs = Scripted("first", "second")
     assert Engine(runs).map(abs, [1, 2]) == ["first", "second"]
     assert runs.calls == [(abs, 1), (abs, 2)]
+
+
+@pytest.mark.parametrize("immediate", [False, True])
+def test_it_is_told_how_many_results_are_there(immediate: bool) -> None:
+    told: list[tuple[int, int]] = []
+    each = in_process() if immediate else Engine(ThreadPoolExecutor(2))
+    assert each.results(pow, [(2, 3), (3, 2)], lambda number, of: told.append((number, of))) == [8, 9]
+    each.close()
+    assert told == [(1, 2), (2, 2)]
 
 
 def test_dask_s_workers_run_what_is_asked_of_dask(monkeypatch: pytest.MonkeyPatch) -> None:
