@@ -6,6 +6,7 @@ Names and defaults: NVIDIA/Megatron-LM, megatron/training/arguments.py. The mode
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,8 @@ def _read(path: Path) -> ReadSettings:
         plan["optimizer"] = "sgd"
     if plan["data_parallel"] == "ddp" and flags.flag("use-distributed-optimizer", False):
         plan["data_parallel"] = "zero1"
+    if flags.flag("use-torch-fsdp2", False):
+        plan |= {"data_parallel": "zero3", "reshard": not flags.flag("torch-fsdp2-no-reshard-after-forward", False)}
     if plan.get("cp", 1) > 1:
         plan["cp_method"] = flags.choice("cp-comm-type", _CP, "p2p")
     if flags.flag("tp-comm-overlap", False) and plan.get("tp", 1) > 1:
@@ -81,7 +84,20 @@ def _read(path: Path) -> ReadSettings:
     plan |= _read_experts(flags, dispatches) | _read_pipeline(flags, model, plan.get("pp", 1))
     nodes, each = flags.optional("nnodes"), flags.optional("nproc-per-node")
     gpus = nodes * each if nodes and each else None
+    if plan["data_parallel"] != "ddp" and (copies := flags.optional("num-distributed-optimizer-instances", 1) or 1) > 1:
+        plan["shard"] = _shard(flags.where, plan, copies, gpus)
     return ReadSettings(str(path), plan, model, nodes, gpus, flags.ignored)
+
+
+def _shard(where: str, plan: Mapping[str, Any], copies: int, gpus: int | None) -> int:
+    """dp ranks of each of so many copies of the sharded states. Raises UserError where they do not follow from the file."""
+    said = f"{where}: --num-distributed-optimizer-instances={copies}"
+    if gpus is None:
+        raise UserError(f"{said} needs --nnodes and --nproc-per-node, which say how many ranks have a copy")
+    dp = gpus // max(1, math.prod(plan.get(axis, 1) for axis in ("tp", "pp", "cp")))
+    if dp % copies:
+        raise UserError(f"{said} does not divide dp={dp}")
+    return dp // copies
 
 
 def _read_kernels(flags: Keys) -> dict[str, Any]:
@@ -226,6 +242,7 @@ def _write(job: Job) -> WrittenSettings:
     flags += [("--" + name, None) for name, wanted in said.items() if wanted]
     flags += _sharding_flags(own) + _expert_flags(own, job.model) + _recompute_flags(own)
     flags += _pipeline_flags(own, plan.chunks, plan.layers)
+    flags += [("--num-distributed-optimizer-instances", plan.replicas)] * (plan.replicas > 1 and own.hook.zero_stage)
     if own.data_parallel in ("ddp", "zero1", "zero2") and own.bucket is not None:
         flags.append(("--ddp-bucket-size", round(own.bucket / own.bytes_per_gradient)))
     flags.append(("--attention-backend", "flash" if own.fused_attention else "unfused"))

@@ -33,6 +33,25 @@ def written(changes: dict[str, Any] | None = None, **plan: Any) -> list[str]:
     return [line.strip() for line in lines[1:]]
 
 
+def test_copies_of_the_distributed_optimizer(read: Any) -> None:
+    """--num-distributed-optimizer-instances: dp = 32 / 2 ranks in 4 instances of 4, whose shards are summed; written again."""
+    start, flags = "torchrun --nnodes 4 --nproc-per-node 8 pretrain_gpt.py", "--tensor-model-parallel-size 2"
+    copies = " --use-distributed-optimizer --num-distributed-optimizer-instances 4"
+    assert read(flags + copies, start).plan["shard"] == 4
+    assert "shard" not in read(flags + " --num-distributed-optimizer-instances 4", start).plan  # of DDP
+    for given, message in ((copies.replace(" 4", " 3"), "=3 does not divide dp=16"), (copies, "=4 needs --nnodes and --nproc")):
+        with pytest.raises(UserError, match=message):
+            read(flags + given, start if "3" in given else "torchrun pretrain_gpt.py")
+    assert "--num-distributed-optimizer-instances 2" in written(data_parallel="zero1", shard=8)
+    assert not [line for line in written(data_parallel="zero1") if "instances" in line]
+
+
+def test_pytorch_s_fsdp_in_megatron(read: Any) -> None:
+    plan = read("--use-torch-fsdp2").plan
+    assert (plan["data_parallel"], plan["reshard"]) == ("zero3", True)
+    assert read("--use-torch-fsdp2 --torch-fsdp2-no-reshard-after-forward").plan["reshard"] is False
+
+
 def test_defaults(read: Any) -> None:
     settings = read()
     assert settings.plan == {
