@@ -94,7 +94,8 @@ def _shard(where: str, plan: Mapping[str, Any], copies: int, gpus: int | None) -
     said = f"{where}: --num-distributed-optimizer-instances={copies}"
     if gpus is None:
         raise UserError(f"{said} needs --nnodes and --nproc-per-node, which say how many ranks have a copy")
-    dp = gpus // max(1, math.prod(plan.get(axis, 1) for axis in ("tp", "pp", "cp")))
+    degrees: list[int] = [plan.get(axis, 1) for axis in ("tp", "pp", "cp")]
+    dp = gpus // max(1, math.prod(degrees))
     if dp % copies:
         raise UserError(f"{said} does not divide dp={dp}")
     return dp // copies
