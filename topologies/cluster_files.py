@@ -19,6 +19,8 @@ from topologies.readers import read_dump
 from topologies.reading import UserError, build, is_there, load_text, load_yaml, nearest, parse_yaml, shown
 
 BASES = 8  # descriptions on which one is based, and how deep
+KEPT = 64  # clusters that are known by their fields
+_KNOWN: dict[str, Cluster] = {}
 _HERE = Path(__file__).parent
 
 
@@ -66,7 +68,7 @@ def inline_cluster(data: Mapping[str, Any], where: str) -> Cluster:
 def _built(data: dict[str, Any], where: str) -> Cluster:
     """A cluster of equal nodes, or of a list of groups of nodes that differ."""
     if not isinstance(data.get("nodes"), list):
-        return build(Cluster, data, where)
+        return _equal(data, where)
     given = data["nodes"]
     if not 0 < len(given) <= GROUPS:
         raise UserError(f"{where}: nodes: a list of {len(given)} groups; must be 1 to {GROUPS:,}")
@@ -85,6 +87,20 @@ def _built(data: dict[str, Any], where: str) -> Cluster:
     if len(merged) == 1 and not merged[0].missing:
         return build(Cluster, data | {"nodes": total, "node": merged[0].node}, where)
     return build(UnequalCluster, data | {"nodes": total, "node": merged[0].node, "every": tuple(merged)}, where)
+
+
+def _equal(data: dict[str, Any], where: str) -> Cluster:
+    """A cluster of equal nodes; of the fields of one that was asked for before, that one: to check them takes most of the time of
+    reading a job. A file system may be described in a file, which can change.
+    """
+    if data.get("storage") is not None:
+        return build(Cluster, data, where)
+    fields = repr(data)
+    if fields not in _KNOWN:
+        if len(_KNOWN) >= KEPT:
+            _KNOWN.clear()
+        _KNOWN[fields] = build(Cluster, data, where)
+    return _KNOWN[fields]
 
 
 def _group(given: object, own: object, where: str) -> dict[str, Any]:
