@@ -149,9 +149,9 @@ def test_products_of_normally_distributed_operands_are_in_the_middle_of_what_was
             moved = 2.0 * (m * k + k * n) + (2 * width if summed else 2) * m * n
             kernel = Kernel("gemm", "product", "backward", 2.0 * m * n * k, moved, "bf16", (1, int(m), int(n), int(k)))
             off.append(seconds / prices.seconds(kernel) - 1)
-        assert len(off) > 150
+        assert len(off) > 90
         assert np.median(off) == pytest.approx(0, abs=0.02)
-        assert np.median(np.abs(off)) < 0.09
+        assert np.median(np.abs(off)) < 0.03
 
 
 @pytest.mark.parametrize(("name", "dtype"), [(name, dtype) for name in amd_products.TYPICAL for dtype in amd_products.TYPES])
