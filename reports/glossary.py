@@ -58,8 +58,9 @@ def explain(name: str) -> str:
     meanings = [text for known, text in _terms() if folded(known) == folded(word)]
     with suppress(UserError):
         meanings.append(metrics.explain(word))
-        if len(meanings) == 1:  # a metric of that very name
-            return meanings[0]
+        if len(meanings) == 1:  # a metric of that very name, and the field of a plan that makes it
+            fields = (text for known, text in entries if folded(known) == key and text.startswith(f"plan.{known}\n"))
+            return "\n\n".join(dict.fromkeys((*meanings, *fields)))
     meanings += [text for known, text in entries if folded(known) == key]
     if not meanings:
         fields = {f"{section}{kind.other_names[key]}" for section, kind in _RENAMED.items() if key in kind.other_names}

@@ -106,6 +106,8 @@ def test_a_word_of_the_field_comes_before_metrics_and_fields_of_its_name() -> No
     assert explain("gather").startswith("gather\n  The root gets")
     assert "plan.fp8.gather" in explain("gather")
     assert explain("MFU").count("\n\n") == 0
+    metric, field = explain("recompute").split("\n\n")  # a share of the step, and what is said to have it
+    assert (metric.splitlines()[-1], field.splitlines()[0]) == ("  JSON key  breakdown.recompute", "plan.recompute")
 
 
 @pytest.mark.parametrize("field", ["model.kv_heads", "kv_heads", "cluster.node.nic", "nics", "cluster.fabric.oversubscription"])
