@@ -59,8 +59,8 @@ def explain(name: str) -> str:
     with suppress(UserError):
         meanings.append(metrics.explain(word))
         if len(meanings) == 1:  # a metric of that very name, and the field of a plan that makes it
-            fields = (text for known, text in entries if folded(known) == key and text.startswith(f"plan.{known}\n"))
-            return "\n\n".join(dict.fromkeys((*meanings, *fields)))
+            of_plan = (text for known, text in entries if folded(known) == key and text.startswith(f"plan.{known}\n"))
+            return "\n\n".join(dict.fromkeys((*meanings, *of_plan)))
     meanings += [text for known, text in entries if folded(known) == key]
     if not meanings:
         fields = {f"{section}{kind.other_names[key]}" for section, kind in _RENAMED.items() if key in kind.other_names}

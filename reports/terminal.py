@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # control characters but tab and line feed, marks that turn the direction of text, bytes of a path that are no UTF-8
 _HARMFUL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
+
+PROGRESS_INTERVAL = 10.0  # seconds between lines of progress where there is no terminal
 
 
 def printable(text: str) -> str:
@@ -46,10 +49,35 @@ def terminal(stderr: bool = False) -> Console:
     return Terminal(stderr=stderr, markup=False, emoji=False)
 
 
+def throttled(tell: Callable[[str], None], every: float = PROGRESS_INTERVAL) -> Callable[[str], None]:
+    """`tell`, but no more often than every so many seconds, and not at once."""
+    last = time.monotonic()
+
+    def now_and_then(text: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            tell(text)
+
+    return now_and_then
+
+
 def progress_bar(quiet: bool) -> Progress:
-    """A bar with counts and the time that is left, on stderr, where that is a terminal and not `quiet`."""
+    """A bar with counts and the time that is left, on stderr; where that is no terminal a line now and then; `quiet`: nothing."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    class Lines(Progress):
+        """The bar, which also tells what moves it."""
+
+        tell = staticmethod(throttled(lambda text: echo(text, err=True)))
+
+        def update(self, task_id: Any, **fields: Any) -> None:
+            super().update(task_id, **fields)
+            task = self.tasks[task_id]
+            of = "" if task.total is None else f", {task.completed:.0f} of {task.total:.0f}"
+            self.tell(f"{task.description}{of}")
 
     console, text = terminal(stderr=True), TextColumn("{task.description}", markup=False)
     shown = (text, BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn())
-    return Progress(*shown, console=console, disable=quiet or not console.is_terminal, transient=True)
+    kind = Progress if quiet or console.is_terminal else Lines
+    return kind(*shown, console=console, disable=quiet or not console.is_terminal, transient=True)

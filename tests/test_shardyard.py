@@ -249,15 +249,27 @@ def test_a_mistyped_command_is_answered_with_the_nearest() -> None:
 
 
 def test_progress_is_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    from reports.commands import _common
+    from reports import terminal
 
     now = iter((0.0, 9.0, 11.0, 11.0, 12.0, 22.0, 22.0))
-    monkeypatch.setattr(_common.time, "monotonic", lambda: next(now))
+    monkeypatch.setattr(terminal.time, "monotonic", lambda: next(now))
     lines: list[str] = []
-    tell = _common.throttled(lines.append)
+    tell = terminal.throttled(lines.append)
     for text in "abcd":
         tell(text)
     assert lines == ["b", "d"]
+
+
+def test_a_bar_is_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from reports import terminal
+
+    monkeypatch.setattr(terminal.throttled, "__defaults__", (-1.0,))
+    for quiet in (False, True):
+        with terminal.progress_bar(quiet) as bar:
+            task = bar.add_task("starting", total=None)
+            bar.update(task, total=3)
+            bar.update(task, advance=1, description="kernels gemm")
+    assert capsys.readouterr().err.splitlines() == ["starting, 0 of 3", "kernels gemm, 1 of 3"]
 
 
 def test_unknown_fields_of_a_job_in_python() -> None:

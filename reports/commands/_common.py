@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,9 +11,8 @@ from typing import Any
 
 import click
 
-from reports.terminal import echo, terminal
+from reports.terminal import echo, terminal, throttled
 
-PROGRESS_INTERVAL = 10.0  # seconds between lines of progress where there is no terminal
 SEARCHABLE = "plan: what --set does not say has its default; --plan auto beside it searches the rest"
 TOTAL = click.option("--total", is_flag=True, help="Also what all ranks send together, beside what one does.")
 AS_JSON = click.option("--json", "as_json", is_flag=True, help="Print the answer as JSON with stable keys.")
@@ -151,19 +149,6 @@ def _widest(console: Any, part: Any) -> int:
     if not isinstance(part, Table) or not any(column.no_wrap for column in part.columns):
         return 0
     return Measurement.get(console, console.options.update(width=1000), part).maximum
-
-
-def throttled(tell: Callable[[str], None], every: float = PROGRESS_INTERVAL) -> Callable[[str], None]:
-    """`tell`, but no more often than every so many seconds, and not at once."""
-    last = time.monotonic()
-
-    def now_and_then(text: str) -> None:
-        nonlocal last
-        if time.monotonic() - last >= every:
-            last = time.monotonic()
-            tell(text)
-
-    return now_and_then
 
 
 @contextmanager

@@ -20,10 +20,9 @@ from reports.commands._common import (
     picture_options,
     report_folder,
     show,
-    throttled,
     tokens_of,
 )
-from reports.terminal import echo
+from reports.terminal import echo, throttled
 
 if TYPE_CHECKING:
     from strategies.job import Job

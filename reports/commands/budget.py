@@ -9,8 +9,8 @@ from typing import Any
 
 import click
 
-from reports.commands._common import AS_JSON, check_positive, engine_options, job_options, show, throttled
-from reports.terminal import echo
+from reports.commands._common import AS_JSON, check_positive, engine_options, job_options, show
+from reports.terminal import echo, throttled
 
 
 @click.command("budget", epilog="Example: shardyard budget --cluster dgx-h100 --gpus 128 --days 30")

@@ -26,10 +26,9 @@ from reports.commands._common import (
     quantity,
     report_folder,
     show,
-    throttled,
     tokens_of,
 )
-from reports.terminal import echo, terminal
+from reports.terminal import echo, terminal, throttled
 
 OF_TRAINING = ("time", "cost", "gpu-hours", "energy", "goodput", "goodput-cost")
 

@@ -218,7 +218,7 @@ def test_a_faster_network_has_no_worse_plan(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_how_far_it_is_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("reports.commands._common.throttled.__defaults__", (-1.0,))
+    monkeypatch.setattr("reports.terminal.throttled.__defaults__", (-1.0,))
     words = ["whatif", "--model", MODEL, "--cluster", "dgx-a100", "--plan", "{sequence: 512}", "--workers", "1"]
     result = CliRunner().invoke(shardyard.main, [*words, "--vary", "plan.sequence=256,512", "--replan"])
     assert result.stderr.splitlines()[:3] == ["1 of 1 simulated", "1 of 2 plans found", "2 of 2 plans found"]
