@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from reports.figures import BLUE, DARK, GREY, ORANGE, figure, log_ticks
-from reports.formatting import digits
+from reports.formatting import count, digits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 NAMED = 10  # labels of one panel at most
 LETTER = 0.075  # inches of a label's letter
+NEAR = 0.1  # of the days: their axis is no narrower, so that plans that tie do not seem to be apart
 FAR = 4.0  # times as many days as the least, from which on their axis is logarithmic
 
 
@@ -74,7 +75,10 @@ def _panel(ax: Axes, plans: Sequence[Plan], heights: Sequence[float], label: str
         ax.set_xlim(low / margin, high * margin)
         log_ticks(ax.xaxis, low, high, digits)
     else:
-        ax.set_xlim(low - 0.03 * (high - low or low), high + 0.03 * (high - low or low))
+        wide = max(high - low, NEAR * low)  # what is nearly alike stays so
+        ax.set_xlim((low + high - 1.06 * wide) / 2, (low + high + 1.06 * wide) / 2)
+    if max(heights) > 1e4:  # dollars
+        ax.yaxis.set_major_formatter(lambda value, _: count(value) if value else "0")
     _named(ax, best, letter)
 
 

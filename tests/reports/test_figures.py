@@ -349,6 +349,19 @@ def test_days_far_apart_are_on_a_logarithmic_axis(slowest: float, scale: str) ->
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
+def test_plans_that_tie_do_not_seem_to_be_apart() -> None:
+    """0.03 % of the days are less than a hundredth of the axis; dollars have no factor above theirs."""
+    plans = [Plan("a", 78.874, 945_100, 65e9, True), Plan("b", 78.898, 946_300, 63e9, True)]
+    drawn = pareto.figure(Front(plans, "10¹² tokens", "$", 80e9))
+    drawn.canvas.draw()
+    money, memory = drawn.axes
+    low, high = memory.get_xlim()
+    assert low < 78.874 < 78.898 < high
+    assert 0.01 * (high - low) > 0.024
+    assert "800 k" in [text.get_text() for text in money.get_yticklabels()]
+    assert money.yaxis.get_offset_text().get_text() == ""
+
+
 def test_a_colour_of_a_few_dots_stays_beside_one_that_is_near_it() -> None:
     """Ten red dots in a picture of 12,000 shades between six colours and white."""
     hues = (ORANGE, "#000000", "#0072B2", "#009E73", "#F0E442", "#56B4E9")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from typing import NamedTuple
 
@@ -62,6 +62,11 @@ class OpenPlans:
     def bounds(self) -> list[float]:
         """Bounds of plans whose simulation was not asked for."""
         return [entry.bound for entry in self.heap if entry.place not in self.asked]
+
+    @property
+    def waiting(self) -> Iterator[float]:
+        """Bounds of entries that are held back."""
+        return (entry.bound for entry in chain.from_iterable(self._waiting.values()))
 
     def count(self, worst: float) -> int:
         """Entries with a bound below `worst`."""

@@ -178,7 +178,7 @@ class Search:
                     return self._late()
                 number, plan, task = pending[0]
                 row = self._row(task)
-                self._decide(self.selection.sites[number], plan, row, fresh=isinstance(task, Task))
+                self._decide(number, plan, row, fresh=isinstance(task, Task))
                 pending.popleft()
                 self.selection.open.release((number, plan))
         except TimeUp:
@@ -227,7 +227,8 @@ class Search:
         self.counts["set aside"] += known is not None
         return number, plan, self.engine.submit(evaluation(self.tokens) if delivered else evaluate, job)
 
-    def _decide(self, site: Site, plan: int, row: Row, fresh: bool) -> None:
+    def _decide(self, number: int, plan: int, row: Row, fresh: bool) -> None:
+        site = self.selection.sites[number]
         changes = site.changes | site.plans.changes(plan)
         row = row | {"changes": {name: plain(value) for name, value in changes.items()}}  # of this job, whose a known row is not
         if fresh:
@@ -243,7 +244,7 @@ class Search:
             self._take(site, plan, row)
         best = min((row["value"] for row in self.best.rows), default=None)
         waiting = self.selection.open
-        gap = max(0.0, 1 - waiting.least / best) if best and waiting.heap else 0.0
+        gap = max(0.0, 1 - self.selection.least((number, plan)) / best) if best else 0.0
         simulated, ruled_out = self.counts["simulated"], self.out.plans.total()
         self.tell(Progress("simulating", simulated, waiting.count(self.best.worst), best, gap, self.objective.display, ruled_out))
 

@@ -10,7 +10,7 @@ from strategies.job import Job
 from strategies.planner.search.best_plans import BestPlans
 from strategies.planner.search.deadline import Deadline, TimeUp
 from strategies.planner.search.objective import Limits
-from strategies.planner.search.open_plans import Entry, OpenPlans
+from strategies.planner.search.open_plans import Entry, OpenPlans, Place
 from strategies.planner.search.probes import Probes
 from strategies.planner.search.site import TIGHT, Floats, Mask, RuledOut, Site
 
@@ -53,6 +53,11 @@ class Selection:
     def reopen(self) -> None:
         """Simulations under way were given up: those plans are open again, and so are all that waited for them."""
         self.open.reopen(self._entry)
+
+    def least(self, decided: Place) -> float:
+        """The least bound of what is not ruled out; also of plans whose simulation is under way, but for `decided`."""
+        under_way = (self._entry(*place).bound for place in self.open.running if place != decided)
+        return min((self.open.least, *under_way, *self.open.waiting))
 
     def _entry(self, number: int, plan: int) -> Entry:
         site = self.sites[number]

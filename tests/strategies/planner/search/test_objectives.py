@@ -163,9 +163,9 @@ def test_a_plan_that_is_refused_says_nothing_of_the_same_with_offload() -> None:
     place.plans = cast(Any, SimpleNamespace(changes=lambda plan: {}))
     assert [place.floor(plan) for plan in range(3)] == [0.0, 0.25, 0.0]
     search = MagicMock(refused=Counter())
-    search.best.rows = []
+    search.best.rows, search.selection.sites = [], [place]
     row = {"step": None, "error": "broken", "hash": "me"}
-    Search._decide(search, place, 0, row, fresh=False)
+    Search._decide(search, 0, 0, row, fresh=False)
     assert search.refused == {"broken": 1}
     assert place.floor(1) == 0.25
     place.steps[0] = 0.5

@@ -6,7 +6,8 @@ import itertools
 import json
 import random
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -15,8 +16,9 @@ from strategies.planner.search.answer import order, pareto
 from strategies.planner.search.candidates import candidates
 from strategies.planner.search.evaluate import evaluate
 from strategies.planner.search.objective import Limits, objective
+from strategies.planner.search.open_plans import Entry, OpenPlans
 from strategies.planner.search.search import Search
-from strategies.planner.search.selection import PROBING
+from strategies.planner.search.selection import PROBING, Selection
 from strategies.planner.search.site import told_memory
 from strategies.planner.search.space import default_space, load_space, parse_axis, read_space
 from tests.strategies.planner.conftest import SPACE, find, here, read
@@ -239,3 +241,17 @@ def test_progress_says_by_how_much_an_open_plan_may_be_better() -> None:
     assert all(event.best * (1 - event.gap) <= best <= event.best for event in told if event.best)
     assert all(event.best * (1 - event.gap) >= 0.5 * best for event in told if event.best and event.open)  # bounds are no looser
     assert gaps[-1] < 0.05
+
+
+def test_plans_that_are_being_simulated_count_as_open() -> None:
+    """And so does what waits for them; the one that was just decided does not."""
+    plans = OpenPlans()
+    plans.add(0, [(0, 3.0), (1, 2.0)])
+    plans.running = {(0, 2), (0, 3)}
+    part = cast(Any, SimpleNamespace(open=plans, _entry=lambda site, plan: Entry({2: 1.0, 3: 1.2}[plan], site, plan, 0)))
+    assert Selection.least(part, (0, 2)) == 1.2
+    assert Selection.least(part, (0, 3)) == 1.0
+    plans.running = {(0, 2)}
+    assert Selection.least(part, (0, 2)) == 2.0
+    plans.wait(Entry(1.5, 0, 4, 0), (0, 2))
+    assert Selection.least(part, (0, 2)) == 1.5
