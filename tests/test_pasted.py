@@ -191,6 +191,9 @@ def test_the_command_that_is_printed_below_an_answer(job: str) -> None:
     assert run(words[1:]) == text
 
 
+FSDP2 = {"gradient_sync": "last", "reshard_after_backward": True}  # what accelerate has it do
+
+
 @pytest.mark.parametrize(
     ("framework", "plan"),
     [
@@ -208,7 +211,7 @@ def test_the_command_that_is_printed_below_an_answer(job: str) -> None:
                 "global_batch": 32,
             },
         ),
-        ("accelerate", {"data_parallel": "zero3", "kernels": "torch", "global_batch": 32}),
+        ("accelerate", FSDP2 | {"data_parallel": "zero3", "kernels": "torch", "global_batch": 32}),
     ],
 )
 def test_settings_that_are_exported(framework: str, plan: dict[str, Any], tmp_path: Path) -> None:

@@ -199,7 +199,7 @@ def _unknown(model: Model, plan: Resolved) -> Iterator[str]:
     if model.norms not in ((1, 2) if model.parallel else (2, 4)):
         yield f"norms={model.norms} is not simulated: layers must have 2 or 4 norms, parallel ones 1 or 2"
     narrow = min((own.window or own.chunk or plan.sequence for own, _ in model.distinct_layers), default=plan.sequence)
-    if narrow < plan.sequence and plan.cp > 1 and plan.cp_method == "ring":
+    if narrow < plan.sequence and plan.cp > 1 and plan.cp_method != "ulysses":
         rule = "windows are simulated with cp_method=ulysses only: some ranks of a ring lie outside"
         yield f"window={narrow} with cp={plan.cp}: {rule}"
 

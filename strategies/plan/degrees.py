@@ -25,10 +25,10 @@ class Degrees(Config):
     pp: Ranks = Field(1, description="pipeline parallel degree: number of stages")
     dp: Ranks | None = Field(None, description="data parallel degree; by default what the other degrees leave of the GPUs")
     cp: Ranks = Field(1, description="context parallel degree: ranks that share the tokens of each sequence")
-    cp_method: Literal["ring", "ulysses"] = Field(
+    cp_method: Literal["ring", "ulysses", "all_gather"] = Field(
         "ring",
         description="how cp ranks attend to each other's tokens: ring passes keys and values on (arXiv:2310.01889), ulysses "
-        "exchanges tokens for heads (arXiv:2309.14509)",
+        "exchanges tokens for heads (arXiv:2309.14509), all_gather gathers keys and values first (arXiv:2407.21783)",
     )
     ep: Ranks = Field(
         1,

@@ -34,7 +34,7 @@ _DEGREES = {
 }
 _ENDS = ("embedding", "loss")  # of a pipeline, which may count as layers
 _SHARDING = {"no_shard": "ddp", "optim": "zero1", "optim_grads": "zero2", "optim_grads_params": "zero3"}
-_CP = {"p2p": "ring", "a2a": "ulysses"}
+_CP = {"p2p": "ring", "a2a": "ulysses", "all_gather": "all_gather"}
 _DISPATCHERS = {"deepep": "flex", "hybridep": "flex"}
 _RECIPES = ("delayed", "tensorwise", "blockwise", "mxfp8")
 _IN_BF16 = {  # ours -> theirs

@@ -10,6 +10,11 @@ it attends to them, and in the backward pass with them the gradients of the turn
 (`around`; transformer_engine/pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVP2P). With other
 kernels the compute stream waits for the exchanges.
 
+All-gather (arXiv:2407.21783, section 3.3.2; AttnFuncWithCPAndKVAllGather there): keys and values of all ranks are gathered,
+forward and backward, and put in order; a kernel for each of a rank's two blocks of queries, which are dealt in zig-zag too,
+attends to all that come before; gradients of all keys and values are added up and reduce-scattered. Nothing hides these
+collectives.
+
 Ulysses (Jacobs et al. 2023, arXiv:2309.14509): all-to-alls of queries, keys and values give each rank all tokens of 1/cp of its
 heads, and one of the result takes that back; backward, of their gradients: (N·h)·4/cp elements per layer and direction for
 N tokens.
@@ -39,11 +44,23 @@ def blocks(rank: RankShapes) -> list[Shape]:
     )
     if local := _local(rank, dim):
         return [local]
+    if gathers(rank):
+        return _after_gather(rank, dim, causal)
     if not rings(rank):
         return [(rank.batch, rank.heads // rank.cp, rank.kv_heads // rank.cp, sequence, sequence, dim, causal)]
     own = sequence // rank.cp
     others: Shape = (rank.batch, rank.heads, rank.kv_heads, own, own // 2 if causal else own, dim, 0)
     return [(rank.batch, rank.heads, rank.kv_heads, own, own, dim, causal)] + [others] * (rank.cp - 1)
+
+
+def _after_gather(rank: RankShapes, dim: int, causal: int) -> list[Shape]:
+    """A kernel for each of the last rank's two blocks of queries, with half of their diagonals: all ranks have as much to do."""
+    own = rank.sequence // rank.cp
+    if not causal:
+        return [(rank.batch, rank.heads, rank.kv_heads, own, rank.sequence, dim, 0)]
+    block = own // 2
+    seen = rank.cp * block - block // 2, (rank.cp + 1) * block - (block - block // 2)
+    return [(rank.batch, rank.heads, rank.kv_heads, block, keys, dim, 0) for keys in seen]
 
 
 def _local(rank: RankShapes, dim: int) -> Shape | None:
@@ -68,15 +85,17 @@ def _local(rank: RankShapes, dim: int) -> Shape | None:
 
 def _spread(rank: RankShapes) -> int:
     """Ranks over which Ulysses spreads heads."""
-    return 1 if rings(rank) else rank.cp
+    return 1 if rings(rank) or gathers(rank) else rank.cp
 
 
 def around(
     rank: RankShapes, forward: Sequence[Kernel], backward: Sequence[Kernel], elements: tuple[int, int, int]
 ) -> tuple[Items, Items]:
-    """The kernels of the blocks, forward and backward, and with a ring what ranks exchange and merge. elements: on this rank, of
-    queries, of keys and values together, of results.
+    """The kernels of the blocks, forward and backward, and with a ring or a gather what ranks exchange and merge. elements: on
+    this rank, of queries, of keys and values together, of results.
     """
+    if gathers(rank):
+        return _behind_gathers(rank, tuple(forward), tuple(backward), elements)
     if not rings(rank):
         return tuple(forward), tuple(backward)
     queries, keys, results = elements
@@ -97,6 +116,27 @@ def around(
         tuple(item for turn, merge in zip(there, merges, strict=True) for item in (*turn, *merge)),
         tuple(item for turn, each in zip(back, sums, strict=True) for item in (*turn, *each)),
     )
+
+
+def _behind_gathers(
+    rank: RankShapes, forward: tuple[Kernel, ...], backward: tuple[Kernel, ...], elements: tuple[int, int, int]
+) -> tuple[Items, Items]:
+    """Keys are gathered, then values, put in the order of tokens, and copied for each kernel as far as it sees them."""
+    queries, keys, results = elements
+    item, every = rank.element, rank.element * keys * rank.cp
+    seen = every * (2 * rank.cp + 1) / (2 * rank.cp) if rank.model.family == "decoder" else every
+
+    def passes(phase: str, *moved: float) -> Items:
+        return tuple(rank.memory("merge", phase, size) for size in moved)
+
+    def both(operation: str, label: str) -> Items:
+        items = _along(rank, operation, label, every / 2)
+        return tuple(replace(each, repeat=2) for each in items if isinstance(each, Collective))
+
+    gather, ordered = both("all_gather", "keys and values"), (2 * every, 2 * seen)
+    there = (*gather, *passes("forward", *ordered), *forward, *passes("forward", 2 * item * results))
+    back = (*passes("backward", *ordered, every), *backward, *passes("backward", 3 * seen, 2 * item * queries, 2 * every))
+    return there, (*gather, *back, *both("reduce_scatter", "key and value gradients"))
 
 
 def _passed_on(rank: RankShapes, keys: int) -> tuple[Items, Items]:
@@ -155,7 +195,7 @@ def _sum_width(rank: RankShapes) -> float:
 
 def exchanged(rank: RankShapes, core: Operator) -> list[Operator]:
     """Ulysses: the attention core between all-to-alls; its result is kept besides the one that has been exchanged back."""
-    if rank.cp == 1 or rings(rank):
+    if rank.cp == 1 or rings(rank) or gathers(rank):
         return [core]
     result = float(rank.element * rank.tokens * rank.heads * rank.model.v_head_dim)
     before, after = _swap(rank, dict(core.saved)), _swap(rank, {"attention result": result})
@@ -173,6 +213,11 @@ def _along(rank: RankShapes, operation: str, label: str, size: float, algorithm:
     axes = rank.resolved.attending
     every = rank.along("cp", rank.cp, operation, label, size, algorithm, width)
     return every if axes == ("cp",) else tuple(replace(item, along=axes) for item in every if isinstance(item, Collective))
+
+
+def gathers(rank: RankShapes) -> bool:
+    """Whether keys and values of all cp ranks are gathered."""
+    return rank.cp > 1 and rank.resolved.cp_method == "all_gather"
 
 
 def rings(rank: RankShapes) -> bool:

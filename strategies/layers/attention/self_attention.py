@@ -11,7 +11,7 @@ from dataclasses import replace
 from sim.program import Kernel
 from strategies.frameworks import passes
 from strategies.frameworks.pytorch import operators as eager
-from strategies.layers.attention.context_parallel import Shape, around, blocks, exchanged, rings
+from strategies.layers.attention.context_parallel import Shape, around, blocks, exchanged, gathers, rings
 from strategies.layers.attention.latent_attention import projections
 from strategies.layers.attention.rotary import rotary
 from strategies.layers.operators import Operator, column_linear, pointwise, row_linear
@@ -180,7 +180,8 @@ def fused_core(rank: RankShapes, shapes: list[Shape], key_sequence: int) -> Oper
         temporary=element * (given + results)
         + (width * (given + results) if width < element else 0)
         + 4 * queries
-        + (element * 2 * both if rings(rank) else 0),
+        + (element * 2 * both if rings(rank) else 0)
+        + (element * 3 * both * rank.cp if gathers(rank) else 0),  # all of them, in order, and their gradients
         flops=2.0 * rank.tokens * model.heads * (dim + model.v_head_dim) * seen,
     )
 

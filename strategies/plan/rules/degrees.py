@@ -73,7 +73,9 @@ def _context(model: Model, plan: Plan, sequence: int) -> Iterator[str]:
         yield f"cp={plan.cp} needs attention=flash, and attention={plan.attention}"
     if model.pooler:
         yield f"cp={plan.cp} is not simulated for {model.name}: its pooler works on the first token alone"
-    if plan.cp_method == "ring":  # zig-zag: a rank has a block from the start and one from the end
+    if plan.cp_method == "all_gather" and plan.of_pytorch:
+        yield f"cp_method=all_gather contradicts kernels={plan.kernels}: it is Transformer Engine's"
+    if plan.cp_method != "ulysses":  # zig-zag: a rank has a block from the start and one from the end
         pieces, what = 2 * plan.cp, f"2·cp = 2·{plan.cp}"
     else:
         pieces, what = plan.cp, f"cp = {plan.cp}"

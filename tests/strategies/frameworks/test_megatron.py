@@ -118,6 +118,7 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
         ("--tensor-model-parallel-size 2 --tp-comm-overlap", {"tp": 2, "overlap_tp": "pieces"}),
         ("--tensor-model-parallel-size 1 --tp-comm-overlap", {"overlap_tp": None}),
         ("--context-parallel-size 2 --cp-comm-type a2a", {"cp": 2, "cp_method": "ulysses"}),
+        ("--context-parallel-size 2 --cp-comm-type all_gather", {"cp": 2, "cp_method": "all_gather"}),
         ("--context-parallel-size 1", {"cp": 1, "cp_method": None}),
         ("--attention-backend unfused", {"attention": "materialised"}),
         ("--clip-grad 0", {"clip_gradients": False}),

@@ -21,7 +21,15 @@ from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 4, "heads": 8, "kv_heads": 4, "vocabulary": 512, "context": 32}
-PLANS = [{"cp": 2}, {"cp": 4}, {"cp": 2, "cp_method": "ulysses"}, {"cp": 2, "tp": 2, "cp_method": "ulysses"}, {"cp": 4, "tp": 2}]
+GATHER = {"cp": 4, "cp_method": "all_gather"}
+PLANS = [
+    {"cp": 2},
+    {"cp": 4},
+    {"cp": 2, "cp_method": "ulysses"},
+    {"cp": 2, "tp": 2, "cp_method": "ulysses"},
+    {"cp": 4, "tp": 2},
+    GATHER,
+]
 
 
 @pytest.fixture
@@ -47,6 +55,15 @@ def test_ring_passes_a_block_of_keys_and_values_on_cp_minus_one_times(play, cp) 
     block = 2 * (32 // cp) * 4 * 8  # elements: keys and values of 4 heads of 8 features
     timeline = play(cp=cp, accumulation=3)
     assert volumes(timeline)[0]["cp"][1] == pytest.approx(3 * 4 * 3 * (cp - 1) * block)  # 3 microbatches, 4 layers, 3 turns
+
+
+@pytest.mark.parametrize("cp", [2, 4, 8])
+def test_gathered_keys_and_values_are_as_many_as_those_of_a_ring(play, toy_job, toy_prices, cp) -> None:
+    """arXiv:2407.21783 section 3.3.2: gathered forward and backward, gradients scattered; all of it is waited for."""
+    block = 2 * (32 // cp) * 4 * 8  # elements: keys and values of 4 heads of 8 features
+    timeline = play(cp=cp, cp_method="all_gather", accumulation=3)
+    assert volumes(timeline)[0]["cp"][1] == pytest.approx(3 * 4 * 3 * (cp - 1) * block)
+    assert breakdown(timeline)["cp exposed"] == pytest.approx(3 * 4 * 3 * (cp - 1) * 2 * block / 1e9)
 
 
 @pytest.mark.parametrize("cp", [2, 4])
@@ -85,7 +102,7 @@ def test_work_and_activations_divide(plan, family, recompute) -> None:
     result = small.pop("attention result", 0)  # that of Ulysses before it is exchanged back
     assert {name: size * plan["cp"] for name, size in small.items()} == whole
     restored = restored_tensors(model, resolved(model, recompute=recompute, **plan))
-    assert result + restored.get("attention result", 0) == (whole_queries(plan) if plan.get("cp_method") else 0)
+    assert result + restored.get("attention result", 0) == (whole_queries(plan) if plan.get("cp_method") == "ulysses" else 0)
 
 
 def whole_queries(plan: dict[str, Any]) -> float:
@@ -154,6 +171,7 @@ MISTAKES = [
     (dict(cp=4, sequence=1004), "2·cp = 2·4 does not divide sequence=1004, which cp_method=ring needs"),
     (dict(cp=4, cp_method="ulysses", sequence=1002), "cp = 4 does not divide sequence=1002"),
     (dict(cp=4, tp=4, cp_method="ulysses"), "tp·cp = 4·4 = 16 does not divide 8 key-value heads"),
+    (dict(cp=2, cp_method="all_gather", kernels="compiled"), "cp_method=all_gather contradicts kernels=compiled"),
     (dict(cp=2, attention="materialised"), "cp=2 needs attention=flash, and attention=materialised"),
     (dict(cp=2, tp=8, sequence_parallel=True, sequence=1000), "tp=8 does not divide sequence/cp = 1000/2 tokens"),
 ]

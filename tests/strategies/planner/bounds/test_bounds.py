@@ -33,7 +33,7 @@ PLAN: dict[str, Any] = {  # field -> values that are drawn; None: as the plan ha
     "pp": st.sampled_from([1, 2, 4]),
     "sequence_parallel": st.booleans(),
     "cp": st.sampled_from([1, 1, 2]),
-    "cp_method": st.sampled_from(["ring", "ulysses"]),
+    "cp_method": st.sampled_from(["ring", "ulysses", "all_gather"]),
     "ep": st.sampled_from([1, 1, 2]),
     "schedule": st.sampled_from(list(schedules)),
     "data_parallel": st.sampled_from(list(hooks)),
