@@ -61,7 +61,8 @@ class Selection:
 
     def _entry(self, number: int, plan: int) -> Entry:
         site = self.sites[number]
-        return Entry(site.value(plan, site.limits.step[plan], self.best.objective), number, plan, TIGHT)
+        step = max(float(site.limits.step[plan]), site.steps.get(plan, 0.0))  # as it was tightened
+        return Entry(site.value(plan, step, self.best.objective), number, plan, TIGHT)
 
     def _probe(self) -> Asked | None:
         """When the best is not proven by then, every other time: a plan of a kind that none was simulated of yet."""
