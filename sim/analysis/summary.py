@@ -172,7 +172,7 @@ def summarise(timeline: Timeline, total: bool = False) -> Summary:
         np.bincount(gpu_kind(timeline.op_costs.topology, np.arange(world)), minlength=len(peaks)) if len(peaks) > 1 else [world]
     )
     peak = float(counts @ peaks) * step
-    notes = [*_masked(program, peak), *timeline.op_costs.notes]
+    notes = [*_masked(program, peak), *timeline.op_costs.every_note]
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:

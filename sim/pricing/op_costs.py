@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from typing import NamedTuple, Self, TypeVar
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.pricing.block_costs import BlockCost, chained, fused
-from sim.pricing.prices import Prices, Profile
+from sim.pricing.prices import Extrapolation, Prices, Profile
 from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
@@ -38,6 +38,8 @@ ROUND_TRIP = 9.6e-6 - 3.8e-6 - 2.9e-6
 
 V = TypeVar("V")
 
+Outside = dict[str, Extrapolation]  # by kind: the farthest
+
 
 class Where(NamedTuple):
     """Whose prices a block has: those of a cohort's ranks, or of one rank, and with lanes its place among its cohort's ranks;
@@ -60,6 +62,13 @@ class OpCosts(CollectiveCosts):
         self._slower: dict[tuple[int, float], BlockCost] = {}  # by the usual cost, an object of `_blocks`
         self._growth: dict[int, tuple[float, float]] = {}  # by the usual cost
         self._alone: dict[Where, dict[Collective, float]] = {}
+        self._outside: Outside = {}
+
+    @property
+    def every_note(self) -> list[str]:
+        """Caveats of these prices, for the reader; of kernels outside of what was measured one of a kind, the farthest first."""
+        outside = sorted(self._outside.values(), key=lambda each: -each.far)
+        return [*self.notes, *(each.note for each in outside)]
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""
@@ -69,7 +78,7 @@ class OpCosts(CollectiveCosts):
 
     def _forget(self) -> None:
         """Price blocks anew."""
-        self._blocks, self._slower, self._growth, self._alone = {}, {}, {}, {}
+        self._blocks, self._slower, self._growth, self._alone, self._outside = {}, {}, {}, {}, {}
 
     def on(self, rank: int) -> Prices:
         """The prices of a rank's GPU."""
@@ -119,28 +128,28 @@ class OpCosts(CollectiveCosts):
         known = prices.blocks.get(equal)
         if known is None:
             known = _kept(prices.blocks, equal, self._in_a_row(block, where, factor))
-        self.notes |= known[1]
+        _add_farther(self._outside, known[1].values())
         cost: BlockCost = known[0]
         return cost
 
-    def _in_a_row(self, block: Block, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
+    def _in_a_row(self, block: Block, where: Where, factor: float) -> tuple[BlockCost, Outside]:
         """The runs of a block one after the other, and notes on them; blocks whose runs have one price share it."""
-        runs, outside, prices = [], dict[str, None](), self._prices(where)
+        runs, outside, prices = [], Outside(), self._prices(where)
         for times, items in block.runs:
             once, notes = self._items(items, where, factor)
             runs.append((times, once))
-            outside |= notes
+            _add_farther(outside, notes.values())
         alike = tuple((times, id(once)) for times, once in runs)
         known = prices.chains.get(alike) or _kept(prices.chains, alike, (runs, chained(runs)))
         return known[1], outside
 
-    def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, dict[str, None]]:
+    def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, Outside]:
         """One run of `items`, and notes on them; layers share theirs, and so do stages whose collectives take as long."""
         prices = self._prices(where)
         equal = self._priced_by(items, items.collectives, where, factor)
         known = prices.runs.get(equal)
         if known is None:
-            known = _kept(prices.runs, equal, (self._play(items, where, factor), self._outside(items, prices)))
+            known = _kept(prices.runs, equal, (self._play(items, where, factor), _outside(items, prices)))
         return known
 
     def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
@@ -233,12 +242,6 @@ class OpCosts(CollectiveCosts):
         alone, eager = profile.launching(self.program.eager), self.program.eager
         return max(0.0, self.program.threads * profile.interpreted(eager) - alone)
 
-    @staticmethod
-    def _outside(items: SharedItems, prices: Prices) -> dict[str, None]:
-        """Notes on kernels that are outside of what was measured."""
-        notes = (prices.extrapolation(item) for item in items if isinstance(item, Kernel))
-        return dict.fromkeys(note for note in notes if note)
-
     @property
     def links(self) -> frozenset[int]:
         """Links of the wiring that the program uses."""
@@ -281,6 +284,20 @@ class OpCosts(CollectiveCosts):
                 if unlike or (first[group] != lane).any():
                     result.add(cohort)
         return result
+
+
+def _outside(items: SharedItems, prices: Prices) -> Outside:
+    """Kernels that are outside of what was measured."""
+    result: Outside = {}
+    found = (prices.extrapolation(item) for item in items if isinstance(item, Kernel))
+    _add_farther(result, (each for each in found if each is not None))
+    return result
+
+
+def _add_farther(known: Outside, others: Iterable[Extrapolation]) -> None:
+    for each in others:
+        if each.kind not in known or each.far > known[each.kind].far:
+            known[each.kind] = each
 
 
 def _kept(known: dict[Hashable, V], key: Hashable, value: V) -> V:

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import lru_cache
-from typing import Annotated, Any, Literal, cast
+from math import inf
+from typing import Annotated, Any, Literal, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
 from pydantic import Field, model_validator
@@ -184,6 +185,16 @@ class Profile(Config):
         return self.links.get(kind) or LinkPrice.model_construct(efficiency=1.0, latency=0.0, fill=0.0)
 
 
+class Extrapolation(NamedTuple):
+    """That a price lies outside what was measured: what of prices it concerns, of which one note is enough; a sentence; by what
+    factor a size lies outside.
+    """
+
+    kind: str
+    note: str
+    far: float = inf
+
+
 class Prices:
     """Seconds of device time for kernels on `gpu`, by `profile`."""
 
@@ -198,8 +209,8 @@ class Prices:
         self._tables = {(table.operation, table.ranks, table.nodes): table for table in profile.tables}
         # what sim.pricing.transfers.collective_costs has worked out: algorithms by topology and grid, costs by wiring
         self.choices: dict[Hashable, Any] = {}
-        self.blocks: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # blocks, by sim.pricing.op_costs, with notes
-        self.runs: dict[Hashable, tuple[Any, dict[str, None]]] = {}  # the same of runs of items
+        self.blocks: dict[Hashable, tuple[Any, dict[str, Extrapolation]]] = {}  # blocks, by sim.pricing.op_costs, with notes
+        self.runs: dict[Hashable, tuple[Any, dict[str, Extrapolation]]] = {}  # the same of runs of items
         self.chains: dict[Hashable, tuple[Any, Any]] = {}  # runs in a row, by their number and objects, which are kept
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
         self.scaled: dict[Hashable, Prices] = {}  # by strategies.planner.sensitivity: with one of them multiplied
@@ -359,23 +370,27 @@ class Prices:
         sums = 4.0 * batch * heads * queries * dim * (2 * splits + splits - 1)
         return curve.fixed + (seconds - curve.fixed) * ordered_stretch(self._sms, shape), sums
 
-    def extrapolation(self, kernel: Kernel) -> str | None:
+    def extrapolation(self, kernel: Kernel) -> Extrapolation | None:
         """Why the price of `kernel` lies outside what was measured, or None when it is inside."""
         part = _PART[kernel.kind]
         own = kernel.variant if part == "attention" else ""
         provenance = self.profile.provenance.get(own) or self.profile.provenance.get(part)
         if provenance is None or not provenance.measured:
-            return f"{part}: not measured for profile '{self.profile.name}'"
+            return Extrapolation(part, f"{part}: not measured for profile '{self.profile.name}'")
         if part == "gemm" and not {kernel.dtype, _SIBLING.get(kernel.dtype)} & set(self.profile.gemm):
-            return f"gemm: {kernel.dtype} was not measured, priced as {self._measured_instead(kernel.dtype)}"
+            instead = self._measured_instead(kernel.dtype)
+            return Extrapolation(f"gemm {kernel.dtype}", f"gemm: {kernel.dtype} was not measured, priced as {instead}")
         if part == "attention" and kernel.variant == SDPA and SDPA not in self.profile.older:
-            return f"attention: PyTorch's own was not measured for profile '{self.profile.name}', priced as the GPU's fastest"
+            priced = f"was not measured for profile '{self.profile.name}', priced as the GPU's fastest"
+            return Extrapolation("attention sdpa", f"attention: PyTorch's own {priced}")
+        beyond = []
         for name, value in zip(_SHAPE.get(part, ()), kernel.shape, strict=False):
             low, high = provenance.measured_range.get(name, (value, value))
             if not low <= value <= high:
                 far = value / high if value > high > 0 else low / value if value > 0 else float("inf")
-                return f"{part}: {name}={value} is outside the measured {low:g} to {high:g}, {far:.3g} times"
-        return None
+                said = f"{part}: {name}={value} is outside the measured {low:g} to {high:g}, {far:.3g} times"
+                beyond.append(Extrapolation(f"{part} sizes", said, far))
+        return max(beyond, key=lambda each: each.far, default=None)
 
 
 def _has(profile: Profile) -> str:

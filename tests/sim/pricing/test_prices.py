@@ -210,17 +210,23 @@ def test_a_slower_dtype_that_was_not_measured_starts_and_stores_as_fast() -> Non
 
 def test_extrapolation_is_named() -> None:
     h100 = prices("h100")
+
+    def note(kernel: Kernel, of: Prices = h100) -> str:
+        outside = of.extrapolation(kernel)
+        return outside.note if outside else ""
+
     assert h100.extrapolation(gemm(4096, 4096, 4096)) is None
-    assert "m=100000" in (h100.extrapolation(gemm(100000, 4096, 4096)) or "")
-    assert "batch=8" in (h100.extrapolation(gemm(64, 64, 64, batch=8)) or "")
+    assert "m=100000" in note(gemm(100000, 4096, 4096))
+    assert "batch=8" in note(gemm(64, 64, 64, batch=8))
     low = h100.profile.provenance["gemm"].measured_range["k"][0]
-    half, nothing = (h100.extrapolation(gemm(4096, 4096, k)) or "" for k in (int(low / 2), 0))
+    half, nothing = (note(gemm(4096, 4096, k)) for k in (int(low / 2), 0))
     assert f"k={int(low / 2)} is outside the measured" in half
     assert half.endswith(f", {low / int(low / 2):.3g} times")
     assert nothing.endswith(", inf times")
-    assert "fp32" in (h100.extrapolation(gemm(4096, 4096, 4096, dtype="fp32")) or "")
-    assert "keys=65536" in (h100.extrapolation(attention(1, 8, 4096, 65536, 128)) or "")
-    assert "not measured" in (Prices(profile_for("unheard-of"), h100.gpu).extrapolation(gemm(4096, 4096, 4096)) or "")
+    assert f"k={int(low / 4)}" in note(gemm(100000, 4096, int(low / 4)))  # of two sizes the farther one
+    assert "fp32" in note(gemm(4096, 4096, 4096, dtype="fp32"))
+    assert "keys=65536" in note(attention(1, 8, 4096, 65536, 128))
+    assert "not measured" in note(gemm(4096, 4096, 4096), Prices(profile_for("unheard-of"), h100.gpu))
 
 
 def test_same_kernel_is_priced_once() -> None:
