@@ -1,4 +1,4 @@
-"""What is worked out of an object once, and forgotten with it."""
+"""What is worked out once, and forgotten with the object that it follows from, or when it is too much."""
 
 from __future__ import annotations
 
@@ -25,3 +25,11 @@ def remembered(function: Callable[[K], V]) -> Callable[[K], V]:
         return result
 
     return of
+
+
+def kept(known: dict[K, V], key: K, value: V, most: int) -> V:
+    """Remember a value; when there are more than `most`, all others are forgotten."""
+    if len(known) > most:
+        known.clear()
+    known[key] = value
+    return value

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from reports.page.page import Report, Section, write_report
-from sim.analysis.summary import Summary, summarise
+from sim.analysis.summary import Summary
 from strategies.job import Job
 from topologies.costs import Rates
 
@@ -28,12 +28,11 @@ def write_chosen(
     training. Returns the paths that were written, the page's first.
     """
     from reports.inputs import describe
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import played, simulate
+    from strategies.planner.uncertainty import predict_with_interval
+    from strategies.predict import simulate
 
     timeline = simulate(job)
-    step = played(job, whole=timeline)
-    summary = with_interval(job, summarise(step), step)
+    summary = predict_with_interval(job, whole=timeline)
     inputs: dict[str, Any] = describe(job, command) | {"rates": rates} | ({"tokens": tokens} if tokens else {})
     page = Report(timeline, summary, inputs, job.cluster, first(runs), tuple(sections), best=best)
     return write_report(folder, page)

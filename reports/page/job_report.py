@@ -67,15 +67,13 @@ def write_job_report(
     formats: of figures; read, tell: see `report`. Raises UserError.
     """
     from reports.inputs import describe
-    from sim.analysis.summary import summarise
     from strategies.planner.fixes import fixes
-    from strategies.planner.uncertainty import with_interval
-    from strategies.predict import played, predict, simulate
+    from strategies.planner.uncertainty import predict_with_interval
+    from strategies.predict import predict, simulate
 
     tell("simulating the step")
     timeline = simulate(job)
-    step = played(job, whole=timeline)
-    summary = with_interval(job, summarise(step), step)
+    summary = predict_with_interval(job, whole=timeline)
     inputs = describe(job, command)
     if not summary.fits:
         inputs["fixes"] = [str(fix) for fix in fixes(job, summary, predict)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from sim.pricing.prices import Extrapolation, Prices, Profile
 from sim.pricing.transfers.collective_costs import CollectiveCosts
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.program import SIDE_STREAM, Block, Collective, Item, Join, Kernel, Program, Send, SharedItems, Start
+from sim.remembered import kept
 from topologies.links.impaired import nominal
 from topologies.links.topology import Topology, gpu_kind, is_unequal
 
@@ -35,8 +36,6 @@ VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append 
 # Seconds until a kernel that is launched on an idle GPU starts, and until the host knows that it has ended: on a V100 kernels of
 # 2.9 us take 3.8 us each in a row and 9.6 us where the host waits for each (developer.nvidia.com/blog/cuda-graphs).
 ROUND_TRIP = 9.6e-6 - 3.8e-6 - 2.9e-6
-
-V = TypeVar("V")
 
 Outside = dict[str, Extrapolation]  # by kind: the farthest
 
@@ -127,7 +126,7 @@ class OpCosts(CollectiveCosts):
         equal = self._priced_by(block, block.meetings, where, factor)
         known = prices.blocks.get(equal)
         if known is None:
-            known = _kept(prices.blocks, equal, self._in_a_row(block, where, factor))
+            known = kept(prices.blocks, equal, self._in_a_row(block, where, factor), REMEMBERED)
         _add_farther(self._outside, known[1].values())
         cost: BlockCost = known[0]
         return cost
@@ -140,7 +139,7 @@ class OpCosts(CollectiveCosts):
             runs.append((times, once))
             _add_farther(outside, notes.values())
         alike = tuple((times, id(once)) for times, once in runs)
-        known = prices.chains.get(alike) or _kept(prices.chains, alike, (runs, chained(runs)))
+        known = prices.chains.get(alike) or kept(prices.chains, alike, (runs, chained(runs)), REMEMBERED)
         return known[1], outside
 
     def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, Outside]:
@@ -149,7 +148,8 @@ class OpCosts(CollectiveCosts):
         equal = self._priced_by(items, items.collectives, where, factor)
         known = prices.runs.get(equal)
         if known is None:
-            known = _kept(prices.runs, equal, (self._play(items, where, factor), _outside(items, prices)))
+            priced = self._play(items, where, factor), _outside(items, prices)
+            known = kept(prices.runs, equal, priced, REMEMBERED)
         return known
 
     def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
@@ -298,11 +298,3 @@ def _add_farther(known: Outside, others: Iterable[Extrapolation]) -> None:
     for each in others:
         if each.kind not in known or each.far > known[each.kind].far:
             known[each.kind] = each
-
-
-def _kept(known: dict[Hashable, V], key: Hashable, value: V) -> V:
-    """Remember a price."""
-    if len(known) > REMEMBERED:
-        known.clear()
-    known[key] = value
-    return value

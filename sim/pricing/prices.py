@@ -52,6 +52,7 @@ from sim.pricing.transfers.protocols import (
 from sim.pricing.transfers.protocols import Rates as LinkRates
 from sim.pricing.transfers.protocols import rates as link_rates
 from sim.program import EARLY_CUBLAS, WRAPPER_COPY, Collective, Kernel, Send
+from sim.remembered import kept
 from topologies.board import KINDS, UNPRICED
 from topologies.cluster_files import gpu_names, load_gpu
 from topologies.documents.units import Bytes, BytesPerSecond, Seconds
@@ -328,9 +329,8 @@ class Prices:
         key = id(curve), rates, product  # curves stay
         known = self._products.get(key)
         if known is None:
-            if len(self._products) > REMEMBERED:
-                self._products.clear()
-            known = self._products[key] = float(gemm_clocks(curve, rates, product, self.profile.throttling)[1])
+            seconds = float(gemm_clocks(curve, rates, product, self.profile.throttling)[1])
+            known = kept(self._products, key, seconds, REMEMBERED)
         return known
 
     def _attention(self, kernel: Kernel) -> float:

@@ -79,10 +79,12 @@ def with_interval(job: Job, summary: Summary, timeline: Timeline | None = None) 
     return replace(summary, interval=interval_of(timeline or played(job), summary.step_seconds, differ))
 
 
-def predict_with_interval(job: Job, total: bool = False) -> Summary:
-    """`strategies.predict.predict` with the interval around the step, which is played once for both. Raises UserError."""
+def predict_with_interval(job: Job, total: bool = False, whole: Timeline | None = None) -> Summary:
+    """`strategies.predict.predict` with the interval around the step, which is played once for both. whole: that step, where it
+    was played with all microbatches. Raises UserError.
+    """
     with uncollected():
-        timeline = played(job)
+        timeline = played(job, whole=whole)
         return with_interval(job, summarise(timeline, total), timeline)
 
 

@@ -20,7 +20,7 @@ from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.pricing.transfers.transfer_prices import At
 from sim.program import SIDE_STREAM, Block, Collective, Program, Send
-from sim.remembered import remembered
+from sim.remembered import kept, remembered
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology, Values
 
@@ -80,8 +80,6 @@ class CollectiveCosts(AlgorithmChoice):
         self._lay(self.traffics)
         # prices do not depend on the program: they are remembered for the next one with the same links
         self._values: dict[Hashable, tuple[Any, ...]] = prices.transfers.setdefault(self.wiring, {})
-        if len(self._values) > REMEMBERED:
-            self._values.clear()
 
     def lay_beside(self, wiring: Wiring) -> None:
         """Price everything anew on links that other jobs use too. wiring: of `traffics`, see `wire_together`."""
@@ -152,7 +150,7 @@ class CollectiveCosts(AlgorithmChoice):
             if known is None:
                 priced = [self._price_among(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
                 remarks = [remark for _, each in priced for remark in each]
-                known = self._values[alike] = [cost for cost, _ in priced], remarks, kinds
+                known = kept(self._values, alike, ([cost for cost, _ in priced], remarks, kinds), REMEMBERED)
             every = self._every[key] = known[0]
             self.notes |= dict.fromkeys(known[1])
         return every
@@ -166,7 +164,7 @@ class CollectiveCosts(AlgorithmChoice):
         key = cost_key(work), shared, self._at[cohort]
         known = self._values.get(key)
         if known is None:
-            known = self._values[key] = self._price_among(work, cohort, shared)
+            known = kept(self._values, key, self._price_among(work, cohort, shared), REMEMBERED)
         self.notes |= dict.fromkeys(known[1])
         cost: TransferCost = known[0]
         return cost

@@ -21,6 +21,7 @@ from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.pricing.transfers.wiring import extent, fullest, sent
 from sim.program import Collective, Send
+from sim.remembered import kept
 from topologies.links.topology import Topology, gpu_kind
 
 COPY = "copy"  # the protocol of copies to and from the host
@@ -121,11 +122,9 @@ class TransferPrices:
         traffics, known = tuple(dict.fromkeys(traffics)), self._known.laid
         laid = known.get(traffics)
         if laid is None:
-            if len(known) > REMEMBERED:
-                known.clear()
             laid = TransferPrices(self.topology, self.grid, self.prices)
             laid._lay(traffics)  # which may refuse: only what is on the links is known
-            known[traffics] = laid
+            kept(known, traffics, laid, REMEMBERED)
         return laid
 
     def _binding_links(self) -> list[bool]:
