@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sim.analysis.steady_state import last_period, repeats, settles_after
+from sim.analysis.steady_state import is_apart, last_period, repeats, settles_after
 from sim.analysis.summary import Summary, summarise
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
@@ -169,6 +169,8 @@ def from_some_microbatches(job: Job, resolved: Resolved, prices: Prices) -> Time
             repeated = _repeated(resolved, timeline, (count, period))
             if repeated is not None:
                 return repeated
+        if any(is_apart(timeline, period) for period in periods):
+            break
         more = settles_after(timeline) if 1 in periods else None
         if more is not None and count + more <= SETTLING * resolved.microbatches:
             return _repeated(resolved, _played(job, resolved, prices, count + more), (count + more, 1))

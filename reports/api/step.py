@@ -21,7 +21,7 @@ def predict(job: Job | str | Path | Mapping[str, Any], profile: Profile | None =
     from strategies.job import Job
     from strategies.planner.effects_cost import with_effects
     from strategies.planner.uncertainty import with_interval
-    from strategies.predict import played, simulate
+    from strategies.predict import played
     from strategies.predict import predict as summary_of
     from strategies.read_job import read_job
 
@@ -30,4 +30,4 @@ def predict(job: Job | str | Path | Mapping[str, Any], profile: Profile | None =
         return summary_of(asked, profile)
     timeline = played(asked, profile)
     summary = with_interval(asked, summarise(timeline), timeline)
-    return with_effects(asked, simulate(asked), summary) if asked.effects else summary
+    return with_effects(asked, timeline, summary, profile)

@@ -146,7 +146,7 @@ def _widest(console: Any, part: Any) -> int:
     from rich.measure import Measurement
     from rich.table import Table
 
-    if not isinstance(part, Table) or not any(column.no_wrap for column in part.columns):
+    if not isinstance(part, Table) or not all(column.no_wrap for column in part.columns):
         return 0
     return Measurement.get(console, console.options.update(width=1000), part).maximum
 

@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import sys
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ from reports.commands._common import (
     job_options,
     money_options,
     only_set,
+    progress,
     report_folder,
     show,
     tokens_of,
@@ -62,30 +64,38 @@ def command(
     from strategies.read_job import read_job
     from topologies.costs import mean_rates
 
-    asked = read_job(job, **given)
-    of_training = {"tokens": tokens_of(tokens), "rates": mean_rates(asked.cluster, price)}
-    folder = report_folder(report)
-    timeline = simulate(asked, fold=False) if unfolded else played(asked)
-    summary = with_interval(asked, summarise(timeline, total), None if unfolded else timeline)
+    tokens, folder = tokens_of(tokens), report_folder(report)
 
     @cache
     def whole() -> Timeline:
         """With all microbatches, where only some were played."""
         return simulate(asked) if timeline.periods else timeline
 
-    inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
-    if asked.effects:
-        from strategies.planner.effects_cost import with_effects
+    with progress() if sys.stderr.isatty() else nullcontext(lambda _: None) as tell:
+        tell("finding a plan")
+        asked = read_job(job, **given)
+        of_training = {"tokens": tokens, "rates": mean_rates(asked.cluster, price)}
+        tell("simulating the step")
+        timeline = simulate(asked, fold=False) if unfolded else played(asked)
+        summary = summarise(timeline, total)
+        tell("how sure the step is")
+        summary = with_interval(asked, summary, None if unfolded else timeline)
+        inputs = describe(asked, shlex.join(["shardyard", *sys.argv[1:]]))
+        if asked.effects:
+            from strategies.planner.effects_cost import with_effects
 
-        summary = with_effects(asked, whole(), summary)
-    if summary.gpu_kinds and (note := _dealt_out(asked, whole(), summary)) is not None:
-        summary = replace(summary, notes=(note, *summary.notes))
-    if summary.uneven > UNEVEN:
-        summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
-    if not summary.fits:
-        from strategies.planner.fixes import fixes
+            tell("what effects cost")
+            summary = with_effects(asked, timeline, summary)
+        tell("what would make the step shorter")
+        if summary.gpu_kinds and (note := _dealt_out(asked, whole(), summary)) is not None:
+            summary = replace(summary, notes=(note, *summary.notes))
+        if summary.uneven > UNEVEN:
+            summary = replace(summary, notes=(_uneven(asked, timeline, summary), *summary.notes))
+        if not summary.fits:
+            from strategies.planner.fixes import fixes
 
-        inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
+            tell("what would make it fit")
+            inputs["fixes"] = [str(fix) for fix in fixes(asked, summary, predict)]
     if by_layer or folder:
         from strategies.memory_by_layer import memory_by_layer
     if as_json:

@@ -49,6 +49,21 @@ def repeats(timeline: Timeline, period: int) -> bool:
     return bool((distance[-max(period // 2, FEW) :] == distance[-1:]).all())
 
 
+def is_apart(timeline: Timeline, period: int) -> bool:
+    """Whether the last microbatches of each lane of the first rank follow those `period` before them at one distance, not at the
+    same on all lanes: replicas that an effect makes unlike wait for each other at the end of a step only, and are never in one
+    steady state.
+    """
+    distances = set[float]()
+    for lane in (number for number, lane in enumerate(timeline.lanes) if not lane.cohort):
+        starts = _starts(timeline, lane)
+        distance = (starts[period:] - starts[:-period])[-max(period // 2, FEW) :]
+        if (distance != distance[-1:]).any():
+            return False
+        distances |= set(distance.tolist())
+    return len(distances) > 1
+
+
 def settles_after(timeline: Timeline) -> int | None:
     """After how many further microbatches each follows the one before it at one distance, if distances go on approaching each
     other by the factor by which they last did: where collectives slow down kernels that decide when they start, what an uneven
@@ -60,12 +75,12 @@ def settles_after(timeline: Timeline) -> int | None:
     return int(math.log(changes[2]) / math.log(changes[1] / changes[2])) + 1 + FEW
 
 
-def _starts(timeline: Timeline) -> Floats:
-    """When the microbatches of the first lane's first chunk begin."""
-    cohort, begin = timeline.cohort(0), dict[int, float]()
+def _starts(timeline: Timeline, lane: int = 0) -> Floats:
+    """When the microbatches of a lane's first chunk begin."""
+    cohort, begin, first = timeline.cohort(lane), dict[int, float](), timeline.offset[lane]
     if isinstance(cohort, RepeatedCohort):
-        return timeline.starts[cohort.columns.first_of_microbatches()]
-    for op, start in zip(cohort.ops, timeline.start[: cohort.count], strict=True):
+        return timeline.starts[first + cohort.columns.first_of_microbatches()]
+    for op, start in zip(cohort.ops, timeline.start[first : first + cohort.count], strict=True):
         if op.stream == COMPUTE and op.microbatch >= 0 and op.chunk <= 0:
             begin.setdefault(op.microbatch, start)
     return np.array(list(begin.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,20 +13,27 @@ from strategies.predict import predict
 
 if TYPE_CHECKING:
     from sim.engine.effects import Effect
+    from sim.pricing.prices import Profile
     from sim.timeline import Timeline
     from strategies.job import Job
 
 APART = 8  # effects up to which each is left out by itself
 
 
-def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
-    """`summary` of a played job with what its effects cost, and a note that says so; the same where it has none."""
+def with_effects(job: Job, timeline: Timeline, summary: Summary, profile: Profile | None = None) -> Summary:
+    """`summary` of a played job with what its effects cost, and a note that says so; the same where it has none. timeline: it is
+    enough that it goes on like what was played; profile: under whose prices it was played, by default the job's.
+    """
     if not job.effects:
         return summary
-    without = _step(job, ())
+
+    def step(effects: Iterable[Effect]) -> float:
+        return predict(replace(job, effects=tuple(effects)), profile).step_seconds
+
+    without = step(())
     each = {}
     if 1 < len(job.effects) <= APART:
-        each = {str(effect): _step(job, tuple(other for other in job.effects if other is not effect)) for effect in job.effects}
+        each = {str(effect): step(other for other in job.effects if other is not effect) for effect in job.effects}
     idle = [idle_seconds(parts) for parts in breakdowns(timeline)]
     more = _more_in_transfers(timeline) if _are_on_links(job) else [0.0]
     if max(more) > 0:
@@ -40,10 +48,6 @@ def with_effects(job: Job, timeline: Timeline, summary: Summary) -> Summary:
     return replace(summary, effects=cost, notes=(_said(job, summary, cost), *summary.notes))
 
 
-def _step(job: Job, effects: tuple[Effect, ...]) -> float:
-    return predict(replace(job, effects=effects)).step_seconds
-
-
 def _are_on_links(job: Job) -> bool:
     topology = job.cluster.topology()
     return not any(effect.gpus(topology).size for effect in job.effects)
@@ -51,8 +55,9 @@ def _are_on_links(job: Job) -> bool:
 
 def _more_in_transfers(timeline: Timeline) -> list[float]:
     """By lane, the seconds that its collectives and sends last longer than those of the lane of its cohort that has least."""
+    lasted = (timeline.ends - timeline.starts) * timeline.counts
     seconds = [
-        sum(timeline.end[at] - timeline.start[at] for at, op in timeline.ops(number) if isinstance(op.work, Collective | Send))
+        float(lasted[[at for at, op in timeline.ops(number) if isinstance(op.work, Collective | Send)]].sum())
         for number in range(len(timeline.lanes))
     ]
     least: dict[int, float] = {}

@@ -14,7 +14,11 @@ from sim.analysis.breakdown import breakdowns
 from sim.analysis.stage_memory import stage_memory
 from sim.analysis.steady_state import last_period
 from sim.engine.player import run
+from sim.pricing.prices import Prices
 from sim.timeline import Period, Timeline
+from strategies import predict as predict_module
+from strategies.job import Job
+from strategies.plan.resolved import Resolved
 from strategies.predict import prices_of, program_of
 from strategies.schedules import passes_of_period
 
@@ -48,6 +52,30 @@ def test_what_follows_is_what_is_played(microbatches: int, period: int, plan: di
     last = last_period_of(short, microbatches, period, **plan)
     assert last is not None
     assert_equal(short, last, long)
+
+
+@pytest.mark.parametrize(("effect", "played"), [("gpu 0: speed 0.9", [8]), ("gpu 15: speed 0.9", [8, 128])])
+def test_replicas_that_do_not_wait_for_each_other_are_not_played_in_vain(
+    effect: str, played: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU of the last stage, which has the head besides, holds up its replica, another does not: with it both replicas go on
+    at one pace, and few microbatches tell all.
+    """
+    asked: list[int] = []
+    play = predict_module._played
+
+    def listening(job: Job, resolved: Resolved, prices: Prices, microbatches: int | None = None, fold: bool = True) -> Timeline:
+        asked.append(microbatches or resolved.microbatches)
+        return play(job, resolved, prices, microbatches, fold)
+
+    plan = dict(tp=2, pp=4, data_parallel="zero1", sequence=4096, global_batch=256)
+    job = read_job(
+        model=WIDE | {"layers": 8, "vocabulary": 32000, "context": 4096}, cluster="dgx-h100", nodes=2, plan=plan, effects=[effect]
+    )
+    whole = predict_module.simulate(job).step
+    monkeypatch.setattr(predict_module, "_played", listening)
+    assert predict_module.played(job).step == whole
+    assert asked == played
 
 
 def last_period_of(short: Timeline, microbatches: int, period: int, **plan: Any) -> Period | None:

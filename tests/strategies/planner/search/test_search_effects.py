@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 
+import shardyard
 from shardyard import UserError, predict, read_job, simulate, summarise
 from sim.analysis.breakdown import breakdowns
+from sim.pricing.shipped import load_profile
 from strategies.planner.effects_cost import with_effects
 from strategies.planner.search.objective import objective
 from strategies.planner.search.search import Search
@@ -18,7 +20,7 @@ SPACE = {"plan.tp": [1, 2, 4], "plan.pp": [1, 2], "plan.data_parallel": ["ddp", 
 
 
 def job(changes: dict[str, Any], effects: list[str]):
-    return read_job(overrides=changes, model=MODEL, cluster="dgx-h100", plan={"global_batch": 32}, effects=effects)
+    return read_job(overrides=changes, model=MODEL, cluster="dgx-h100", plan={"auto": False, "global_batch": 32}, effects=effects)
 
 
 def search(effects: list[str]):
@@ -129,3 +131,11 @@ def test_of_many_effects_none_is_left_out_alone() -> None:
         cost = with_effects(asked, timeline, summarise(timeline)).effects
         assert cost is not None
         assert len(cost.without) == (count if count <= 8 else 0)
+
+
+def test_effects_cost_what_they_cost_by_the_profile_that_is_given() -> None:
+    asked, slower = job({"plan.tp": 2}, ["gpu 5: speed 0.5", "gpu 0: speed 0.99"]), load_profile("a100")
+    cost = shardyard.predict(asked, slower, interval=True).effects
+    assert cost is not None
+    assert cost.step_without == predict(job({"plan.tp": 2}, []), slower).step_seconds
+    assert cost.without["gpu 5: speed 0.5"] == predict(job({"plan.tp": 2}, ["gpu 0: speed 0.99"]), slower).step_seconds
