@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from strategies.planner.spending.purchase import Offer
 
 OFFER = re.compile(r"(?:(\d{1,7})\s*[x×*]\s*)?(.+?)(?:@\$?([\d.]+))?")
+COUNTED = re.compile(r"(\d{1,7})[\s_-]*(.*)")  # nodes of a cluster without what joins them
 
 
 @click.command("buy", epilog="Example: shardyard buy 16xdgx-h100 vs 32xdgx-a100@1.8 --model llama-3.1-8b")
@@ -98,6 +99,8 @@ def _offers(texts: tuple[str, ...], job: str | None, overrides: tuple[str, ...],
         match = OFFER.fullmatch(text)
         if match is None or (match[1] and not int(match[1])):
             raise UserError(f"{text}: expected [N×]CLUSTER[@DOLLARS], such as 16xdgx-h100@2.5")
+        if not match[1]:
+            _check_counted(text, match[2])
         place = {"cluster": match[2], "nodes": int(match[1] or 1)}
         asked = stated_job(job, overrides, **given | place)
         price = _dollars(text, match[3])
@@ -108,6 +111,16 @@ def _offers(texts: tuple[str, ...], job: str | None, overrides: tuple[str, ...],
     if len(result) < 2:
         raise UserError("buy: name at least two offers: shardyard buy 16xdgx-h100 vs 32xdgx-a100 --model llama-3.1-8b")
     return result
+
+
+def _check_counted(text: str, cluster: str) -> None:
+    """Refuse a number of nodes without its ×: 8dgx-h100, or 8 by itself."""
+    from topologies.cluster_files import cluster_names
+    from topologies.reading import UserError
+
+    counted = COUNTED.fullmatch(cluster)
+    if counted is not None and (not counted[2] or counted[2] in cluster_names()):
+        raise UserError(f"{text}: {counted[1]} nodes are written with an x, in one word: {counted[1]}x{counted[2] or 'dgx-h100'}")
 
 
 def _dollars(text: str, price: str | None) -> float | None:

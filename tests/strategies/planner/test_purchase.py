@@ -77,6 +77,8 @@ def test_screen_and_figure(tmp_path: Path) -> None:
         (("dgx-h100",), "at least two offers"),
         (("2xdgx-h100", "vs", "2xdgx-h10"), "did you mean 'dgx-h100'?"),
         (("2xdgx-h100", "2xdgx-h100"), "is there twice"),
+        (("8dgx-h100", "2xdgx-a100"), "8dgx-h100: 8 nodes are written with an x, in one word: 8xdgx-h100"),
+        (("8", "dgx-h100", "2xdgx-a100"), "8: 8 nodes are written with an x, in one word: 8xdgx-h100"),
         (("2xdgx-h100", "2xdgx-a100@0"), "greater than 0"),
         (("2xdgx-h100", "2xdgx-a100", "--nodes", "4"), "the offers say them"),
     ],
