@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rich.console import Group, RenderableType
-from rich.table import Table
 from rich.text import Text
 
 from reports.formatting import (
@@ -25,6 +24,7 @@ from reports.formatting import (
     training_cost,
     unit_of_job,
 )
+from reports.tables.fitting import FittingTable
 from sim.analysis.breakdown import AXES
 from strategies.job import Job
 from strategies.planner.advise import Advice, Candidate
@@ -41,22 +41,9 @@ MORE = "also tries schedules, other microbatches and orders of ranks, and proves
 
 def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableType:
     """Questions, candidates and why the first one wins; days and cost of so many tokens."""
-    table, unit = Table(box=None, pad_edge=False), unit_of_job(job)
-    for name in (
-        "way to train",
-        "",
-        "step",
-        f"{unit}/s/GPU",
-        "MFU",
-        "peak memory",
-        "exposed",
-        "bubble",
-        "recompute",
-        "days",
-        "cost",
-    ):
-        table.add_column(name, justify="left" if name == "way to train" else "right")
-    ties = _ties(result)
+    unit, rows, ties = unit_of_job(job), list[list[str]](), _ties(result)
+    shares = ("exposed", "bubble", "recompute")
+    heads = ("way to train", "", "step", f"{unit}/s/GPU", "MFU", "peak memory", *shares, "days", "cost")
     for candidate in result.candidates[:SHOWN]:
         summary = candidate.summary
         whole = training_cost(summary, {"rates": rates, "tokens": tokens})
@@ -64,17 +51,11 @@ def advice(result: Advice, job: Job, rates: Rates, tokens: float) -> RenderableT
         why = "" if candidate.comfortable else "tight: " if summary.fits else "does not fit: "
         peak = f"{why}{gigabytes(summary.worst.peak)} GB"
         speed = (seconds(summary.step_seconds), count(summary.tokens_per_second_per_gpu), percent(summary.mfu))
-        table.add_row(
-            candidate.name,
-            "★" if candidate is result.best else "≈" if candidate in ties else "",
-            *speed,
-            peak,
-            percent(summary.exposed),
-            percent(summary.bubble),
-            again,
-            digits(whole.seconds / 86400),
-            "–" if whole.usd is None else dollars(whole.usd),
-        )
+        mark = "★" if candidate is result.best else "≈" if candidate in ties else ""
+        money = "–" if whole.usd is None else dollars(whole.usd)
+        lost = percent(summary.exposed), percent(summary.bubble), again
+        rows.append([candidate.name, mark, *speed, peak, *lost, digits(whole.seconds / 86400), money])
+    table = FittingTable(heads, rows, ("recompute", "bubble", "days", "exposed", "MFU"), heads[:1])
     more = len(result.candidates) + len(result.slower) - SHOWN
     rest = [Text(f"… and {more} slower or too big", "dim")] if more > 0 else []
     rest += [Text(tie_rule(), "dim")] if ties else []

@@ -154,7 +154,7 @@ def _plans(title: str, rows: Sequence[dict[str, Any]], answer: Answer, tokens: f
         "plan",
     ]
     for head in heads:
-        table.add_column(head, justify="left" if head in ("", "plan") else "right")
+        table.add_column(head, justify="left" if head in ("", "plan") else "right", no_wrap=head != "plan")
     differing = _differing(answer.rows)
     for row in rows:
         scale = row["scale"]

@@ -31,6 +31,7 @@ from reports.formatting import (
     training,
     unit_of,
 )
+from reports.tables.fitting import FittingGrid
 from sim.analysis.stage_memory import StageMemory
 from sim.analysis.summary import Summary
 
@@ -142,13 +143,10 @@ def _step(summary: Summary) -> tuple[str, str]:
 
 
 def _headline(summary: Summary, job: Job) -> RenderableType:
-    """The headline in three columns of label and value; the last, which may be long, on a line of their own."""
+    """The headline in columns of label and value; the last, which may be long, on a line of their own."""
     every = headline(summary, job)
     short, long = every[:9], every[9:]
-    grid = Table.grid(padding=(0, 2))
-    cells = [cell for name, text in short for cell in (Text(name, "dim"), Text(text, "bold"))]
-    for start in range(0, len(cells), 6):
-        grid.add_row(*cells[start : start + 6])
+    grid = FittingGrid([(Text(name, "dim"), Text(text, "bold")) for name, text in short])
     return Group(grid, Text("    ").join(Text.assemble((f"{name}  ", "dim"), (text, "bold")) for name, text in long))
 
 
