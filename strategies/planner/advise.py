@@ -35,6 +35,7 @@ Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
 DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
 EVENED = 8  # ways of which, on nodes that are not alike, layers or microbatches are shared out by the speed of GPUs
+EVENED_OF_FEW = 1  # the same, where a plan is to be found in seconds
 _PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
     "sequence",
@@ -142,6 +143,16 @@ def advise(
         )
     ranked = sorted(by_hash.values(), key=_place)
     return Advice(tuple(_questions(job, answer)), tuple(ranked), slower)
+
+
+def best_of(job: Job, answer: Answer, ways: Iterable[tuple[str, Changes]], headroom: float) -> Candidate | None:
+    """The first of a few ways, with work of the best shared out where nodes are not alike; None where all are refused."""
+    batch = job.global_batch
+    every = (_simulated(job, answer, headroom, name, changes | {"global_batch": batch}) for name, changes in ways)
+    ranked = sorted(filter(None, every), key=_place)
+    able = [each for each in ranked if each.comfortable and each.changes.get("pp", 1) <= DEEP]
+    evened = filter(None, (_evened(answer, headroom, each) for each in able[:EVENED_OF_FEW]))
+    return min((*ranked, *evened), key=_place, default=None)
 
 
 def _place(candidate: Candidate) -> tuple[bool, float, Key]:

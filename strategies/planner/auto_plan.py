@@ -16,7 +16,7 @@ import numpy as np
 
 from strategies.job import Job
 from strategies.plan.plan import SEQUENCE, Plan
-from strategies.planner.advise import advise
+from strategies.planner.advise import advise, best_of
 from strategies.planner.arguments import arguments_of
 from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.objective import Limits, objective
@@ -24,11 +24,12 @@ from strategies.planner.search.search import Search
 from strategies.planner.search.space import Axis, Changes, Space, default_space
 from strategies.planner.search.workers.in_process import in_process
 from strategies.predict import predict
-from topologies.cluster import UnequalCluster
+from topologies.cluster import Cluster, UnequalCluster
 from topologies.reading import UserError
 
 WITHIN = 0.01  # of the best of the space: less would double the seconds where many plans are alike
 DEEPEST = 16  # pipeline stages
+SEVERAL, ROUGHLY = 3, 0.05  # plans that are tried on nodes that are not alike, and how near to the best of alike ones
 OF_THE_BATCH = ("dp", "accumulation", "microbatches_per_replica")  # fields that say a plan's batch by its degrees
 FEW = 16  # experts up to which all degrees are looked at: each is priced by itself
 CHOSEN = (
@@ -90,7 +91,8 @@ def quick_way(job: Job) -> Iterator[tuple[str, dict[str, Any]]]:
 def _chosen(job: Job, said: Collection[str]) -> Chosen:
     """The best plan that fits: with the headroom, without it, with offload; where none does, what needs least memory."""
     if isinstance(job.cluster, UnequalCluster):
-        return _advised(job)
+        equal = len({len(group.gpus) for group in job.cluster.groups}) == 1
+        return _on_unlike_nodes(job, said) if equal else _advised(job)
     space = quick_space(job, said)
     last: Search | None = None
     for asked, headroom in ((space, HEADROOM), (space, 0.0), (_with_offload(job, space, said), 0.0)):
@@ -136,8 +138,36 @@ def _smallest(search: Search) -> Chosen:
     return Chosen(plan, f"{name_of(plan)}, as nothing fits and this needs least memory")
 
 
+def _on_unlike_nodes(job: Job, said: Collection[str]) -> Chosen:
+    """On nodes that are not alike, which searches do not bound: of the best plans on as many nodes that are all like the one that
+    has least memory, or of equal memory is slowest, the one that is the fastest here.
+    """
+    alike = _with_alike_nodes(job)
+    space = quick_space(alike, said)
+    for headroom in (HEADROOM, 0.0):
+        limits = Limits(headroom=headroom)
+        search = Search(lambda _: alike, space, objective("step"), in_process(), limits, top=SEVERAL, within=ROUGHLY, window=1)
+        answer = search.run()
+        if answer.ended:
+            raise answer.ended
+        plans = [_changed(job.plan, row["changes"]) for row in answer.rows[:SEVERAL]]
+        ways = [(name_of(plan), {field: getattr(plan, field) for field in CHOSEN}) for plan in plans]
+        if (best := best_of(job, predict, ways, headroom)) is not None and best.summary.fits:
+            where = f"on {alike.cluster.nodes} nodes of {alike.cluster.node.gpu.name} that are alike"
+            why = f"the fastest here of {len(ways)} that are the best of {answer.counts['allowed']:,} usual plans {where}"
+            return Chosen(best.job.plan, f"{best.name}, {why}")
+    return _advised(job)
+
+
+def _with_alike_nodes(job: Job) -> Job:
+    """The job on as many nodes as it has, all like one of them."""
+    node = min((group.node for group in job.cluster.groups), key=lambda node: (node.gpu.memory, max(node.gpu.peak.values())))
+    cluster = Cluster(name=job.cluster.name, node=node, nodes=job.cluster.nodes, fabric=job.cluster.fabric)
+    return replace(job, cluster=cluster, profile=job.profile if len(job.cluster.gpu_kinds) == 1 else None, effects=())
+
+
 def _advised(job: Job) -> Chosen:
-    """On nodes that are not alike, which searches do not bound: the best of what `advise` simulates."""
+    """The best of what `advise` simulates."""
     answer = advise(job, predict, depth=DEEPEST)
     first = answer.candidates[0]
     fitting = sum(candidate.comfortable for candidate in answer.candidates)
