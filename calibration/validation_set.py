@@ -71,7 +71,7 @@ def _set(where: str) -> ValidationSet:
 
 def _grown(variants: ValidationSet, name: str, gpus: int) -> dict[str, Any]:
     """A variant's plan with as much work for each of `gpus` processes as the set has for each of its own."""
-    plan = {**variants.plan, **variants.variants[name]}
+    plan = {"auto": False, **variants.plan, **variants.variants[name]}
     if _whole(plan.get("global_batch")):
         plan["global_batch"] = max(1, plan["global_batch"] * gpus // variants.processes)
     return plan

@@ -34,7 +34,7 @@ FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "ru
 @dataclass(frozen=True)
 class Auto:
     """Of a plan that is found (`plan: auto`): what was said of it, with the default of every other field, which fields those are,
-    and whether auto was asked for or nothing was said.
+    and whether auto was asked for, or no field was said that is not `strategies.plan.plan.OPEN`.
     """
 
     plan: Plan

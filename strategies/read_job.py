@@ -3,7 +3,7 @@
 model: llama-3.1-70b          # a preset, a path to config.json or YAML, or the fields themselves
 cluster: dgx-h100             # from the catalogue, a path, or the fields themselves
 nodes: 8                      # or groups of nodes that are not alike: [{count: 7}, {count: 1, missing: [nic 2]}]
-plan: {tp: 8, pp: 2, global_batch: 128}  # or auto (the default); {auto: true, global_batch: 128}: the rest is found
+plan: {tp: 8, pp: 2, global_batch: 128}  # or auto (the default); {global_batch: 128}, {auto: true, tp: 8}: the rest is found
 profile: h100                 # optional: by default the one measured on the cluster's GPU
 effects: ["gpu 37: speed 0.9"]  # optional: what makes GPUs, hosts or links differ from their price
 run: {spares: 2, checkpoint: {interval: 30 min}}  # optional: what happens over days
@@ -29,7 +29,7 @@ from strategies.models.tracing.model import remarks_of, traced_model
 from strategies.models.tracing.tracer import structure_of
 from strategies.overrides import merge, parse_changes, parsed
 from strategies.plan.defaults import with_batch, with_precision
-from strategies.plan.plan import Plan
+from strategies.plan.plan import OPEN, Plan
 from topologies.cluster import Cluster
 from topologies.cluster_files import inline_cluster, load_cluster
 from topologies.node import Node
@@ -53,8 +53,9 @@ def read_job(
 
     overrides: ["plan.tp=4", …] as on the command line, or {"plan.tp": 4, …}. given: fields of a job, and files of frameworks'
     settings as from_deepspeed="ds_config.json", which go before the job's own plan, model and nodes, but not before `given`.
-    A job that says nothing of its plan, or `plan: auto`, or `auto: true` among the plan's fields, has the best plan that a short
-    search finds (`strategies.planner.auto_plan`), with the fields that are said; `plan={}` has the default of every field.
+    A job that says nothing of its plan, or only fields of `strategies.plan.plan.OPEN`, or `plan: auto`, or `auto: true` among the
+    plan's fields, has the best plan that a short search finds (`strategies.planner.auto_plan`), with the fields that are said;
+    `plan={}` has the default of every field.
 
     Names of files inside the file are relative to it. Raises UserError.
     """
@@ -125,7 +126,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
     wanted: dict[str, Any] = functools.reduce(merge, [each.plan for each in settings] + [changes.get("plan", {})], {})
     if settings and base["plan"] is None:
         base["plan"] = {}  # a framework's settings are a plan
-    plan, at, auto = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path())
+    plan, at, auto = _plan(base["plan"], wanted, where, folder if "plan" in from_file else Path(), bool(settings))
     said = frozenset(plan.model_fields_set)
     if model.module is not None and "kernels" not in said:
         plan = plan.model_copy(update={"kernels": "torch"})
@@ -142,7 +143,7 @@ def _read(path: str | Path | Mapping[str, Any] | None, overrides: Mapping[str, A
         Perturbation(effects, cluster.topology())  # their targets exist
     run = _run(base["run"], changes.get("run"), cluster, f"{where}: run")
     variability = _variability(base["variability"], where)
-    found = Auto(plan, said, bool(base["plan"]) or bool(wanted)) if auto else None
+    found = None if auto is None else Auto(plan, said, auto)
     return Job(str(name), model, plan, cluster, base["profile"], tuple(ignored), at, remarks, effects, run, variability, found)
 
 
@@ -297,9 +298,10 @@ def _run(value: Any, changes: Mapping[str, Any] | None, cluster: Cluster, where:
     return read_run(value, where)
 
 
-def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> tuple[Plan, str, bool]:
-    """The plan, where it was written, and whether it is to be found; a schedule's file lies beside it."""
-    auto = value == AUTO or (value is None and not changes)
+def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path, settings: bool) -> tuple[Plan, str, bool | None]:
+    """The plan, where it was written, and whether it was asked for that it be found (None: it is not to be found); a schedule's
+    file lies beside it. settings: whether some of it comes from a framework's settings, which are a plan.
+    """
     if isinstance(value, str) and value != AUTO:
         data, at, folder = load_yaml(Path(value)), value, Path(value).parent
     elif value in (None, AUTO) or isinstance(value, Mapping):
@@ -309,7 +311,9 @@ def _plan(value: Any, changes: Mapping[str, Any], where: str, folder: Path) -> t
     if "schedule" in data:
         data["schedule"] = _near(data["schedule"], folder)
     data = merge(data, changes)
-    said = data.pop(AUTO, auto)
-    if not isinstance(said, bool):
-        raise UserError(f"{at}: auto={shown(said)}: must be true or false: whether the fields that are not said are found")
-    return build(Plan, data, at), at, said
+    asked = data.pop(AUTO, True if value == AUTO else None)
+    if not isinstance(asked, bool | None):
+        raise UserError(f"{at}: auto={shown(asked)}: must be true or false: whether the fields that are not said are found")
+    plan = build(Plan, data, at)
+    open_ = not settings and (value is None or bool(value)) and plan.model_fields_set <= OPEN
+    return plan, at, asked or (False if open_ and asked is None else None)

@@ -148,7 +148,7 @@ def toy_job(toy_cluster: Callable[..., Cluster]) -> Callable[..., Job]:
         cluster = toy_cluster(gpus, nodes, **(node or {}))
         if not {"global_batch", "accumulation"} & plan.keys() and schedules[plan.get("schedule", "1f1b")].microbatches is None:
             plan["accumulation"] = 1
-        job = read_job(model=SMALL | (model or {}), cluster="dgx-h100", plan=plan)
+        job = read_job(model=SMALL | (model or {}), cluster="dgx-h100", plan={"auto": False} | plan)
         return Job(job.name, job.model, job.plan, cluster)
 
     return make

@@ -15,7 +15,9 @@ MODEL = {"name": "small", "hidden": 1024, "layers": 4, "heads": 16, "vocabulary"
 
 
 def step(cluster: Any, *changes: str, fold: bool = True, **plan: Any) -> float:
-    job = shardyard.read_job(None, changes, model=MODEL, cluster=cluster, plan={"sequence": 512, **plan}, profile="h100")
+    job = shardyard.read_job(
+        None, changes, model=MODEL, cluster=cluster, plan={"auto": False, "sequence": 512, **plan}, profile="h100"
+    )
     return shardyard.summarise(shardyard.simulate(job, fold=fold)).step_seconds
 
 

@@ -89,7 +89,7 @@ def test_json_has_stable_keys_and_says_the_same() -> None:
 
 
 def test_out_of_memory_is_an_answer_with_exit_code_2() -> None:
-    result = call("simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.sequence=8192")
+    result = call("simulate", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.data_parallel=ddp")
     assert result.exit_code == 2
     assert "out of memory on stage 0 by" in result.output
     assert "fits with --set plan.data_parallel=zero" in result.output

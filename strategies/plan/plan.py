@@ -26,12 +26,24 @@ from strategies.plan.computing import Computing
 from strategies.plan.degrees import Degrees, Ranks
 from strategies.plan.fine_tuning import FineTuning
 from strategies.plan.options import Offload, PowerSGD
+from strategies.plan.repetitions import spelt_out
 from strategies.plan.synonyms import FIELDS, HOOKS, SCHEDULES, UNLIKE
 from strategies.schedules import schedules
 from topologies.cluster import MAX_GPUS
 from topologies.documents.units import Bytes
 from topologies.reading import folded, nearest
 
+OPEN = (Computing.model_fields.keys() | FineTuning.model_fields.keys()) - {
+    "recompute",
+    "recompute_modules",
+    "recompute_method",
+    "recompute_layers",
+    "early_stop",
+    "offload_activations",
+} | {"sequence", "global_batch", "uneven_batch", "imbalance", "expert_spread", "capacity_factor", "pad_to_capacity", "algorithm"}
+"""Fields that say what is trained, and what a GPU and the libraries on it do, but not how ranks share the work: a plan that says
+no others is still to be found.
+"""
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 
@@ -98,7 +110,8 @@ class Plan(Degrees, Computing, FineTuning):
         min_length=1,
         max_length=MAX_GPUS,
         exclude_if=unsaid,
-        description="microbatches of each dp rank in a step, in order, instead of global_batch: those on faster GPUs take more",
+        description="microbatches of each dp rank in a step, in order, instead of global_batch: those on faster GPUs take more; "
+        "32x9 is 32 ranks of 9",
     )
     uneven_batch: UnevenBatch = Field(
         "refuse",
@@ -143,7 +156,8 @@ class Plan(Degrees, Computing, FineTuning):
     layers_per_stage: tuple[Annotated[int, Field(ge=0, le=LAYERS)], ...] | None = Field(
         None,
         max_length=LAYERS,
-        description="layers of each virtual stage, 0 for an embedding or a head alone; by default as equal as possible",
+        description="layers of each virtual stage, 0 for an embedding or a head alone; by default as equal as possible; 62x8 is "
+        "62 stages of 8 layers",
     )
     first_stage_layers: Layers | None = Field(
         None, description="layers of the first stage, the others alike (Megatron-LM's --decoder-first-pipeline-num-layers)"
@@ -161,6 +175,12 @@ class Plan(Degrees, Computing, FineTuning):
         "protocol: ring/ll128, all_reduce/tree/simple, auto/ll",
     )
     order: str = Field("-".join(ORDER), description="rank order of the axes, innermost first (Megatron-LM: tp-cp-ep-dp-pp)")
+
+    @field_validator("layers_per_stage", "microbatches_per_replica", mode="before")
+    @classmethod
+    def _runs(cls, value: object) -> object:
+        """Runs of equal numbers may be written as one."""
+        return spelt_out(value, MAX_GPUS)
 
     @field_validator("sequence", "global_batch", mode="before")
     @classmethod

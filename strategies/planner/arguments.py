@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from strategies.job import Job
-from strategies.plan.plan import Plan
+from strategies.plan.plan import OPEN, Plan
+from strategies.plan.repetitions import in_runs
 from topologies.reading import argument, plain
 
 
@@ -51,8 +52,8 @@ def _found(job: Job) -> dict[str, Any]:
 
 
 def _without_auto(job: Job, changes: dict[str, Any]) -> dict[str, Any]:
-    """Changes of a plan that is to be found end the search: where it was asked for, or they say no field, this has to be said."""
-    says = any(name.startswith("plan.") for name in changes)
+    """Changes of a plan that is to be found end the search, where they are no OPEN fields: else this has to be said."""
+    says = any(name.startswith("plan.") and name[5:] not in OPEN for name in changes)
     return {"plan.auto": False} | changes if job.auto and (job.auto.asked or not says) else changes
 
 
@@ -64,8 +65,13 @@ def as_arguments(changes: Mapping[str, Any]) -> str:
 
 
 def settings(changes: Mapping[str, Any]) -> list[str]:
-    """`plan.tp=4`, `nodes=2` …, as `--set` reads them: bytes of a bucket with their unit."""
-    return [
-        argument(name, f"{value!r} B" if name == "plan.bucket" and isinstance(value, int | float) else value)
-        for name, value in changes.items()
-    ]
+    """`plan.tp=4`, `nodes=2` …, as `--set` reads them: bytes of a bucket with their unit, long lists of numbers as runs."""
+    return [argument(name, _written(name, value)) for name, value in changes.items()]
+
+
+def _written(name: str, value: Any) -> Any:
+    if name == "plan.bucket" and isinstance(value, int | float):
+        return f"{value!r} B"
+    if name in ("plan.layers_per_stage", "plan.microbatches_per_replica") and value is not None:
+        return in_runs(value)
+    return value

@@ -132,7 +132,10 @@ def test_whole_process(benchmark: Callable, arguments: tuple[str, ...], tmp_path
 
 SPACES = {
     "even": dict(
-        model="llama-3.1-405b", cluster="dgx-h100", nodes=2048, plan=dict(sequence=8192, global_batch=2048, gradients="fp32")
+        model="llama-3.1-405b",
+        cluster="dgx-h100",
+        nodes=2048,
+        plan=dict(auto=False, sequence=8192, global_batch=2048, gradients="fp32"),
     ),
     "a pod that is not full": dict(path=ROOT / "examples/hybrids/llama-3.1-405b.yaml"),
 }
@@ -177,7 +180,7 @@ def test_search_against_brute_force() -> None:
     from strategies.planner.search.space import default_space, parse_axis
     from strategies.planner.search.workers.executors import engine
 
-    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(global_batch=128))
+    given = dict(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan=dict(auto=False, global_batch=128))
     job = read_job(**given)
     fixed = (
         "plan.cp=1",

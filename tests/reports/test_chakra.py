@@ -205,6 +205,6 @@ def test_mlcommons_own_classes_read_what_is_written(tmp_path: Path) -> None:
 
 def test_too_many_nodes_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("reports.chakra.MOST", 100)
-    timeline = simulate(read_job(model="gpt2-1.5b", cluster="dgx-a100", plan={"sequence": 1024}), fold=False)
+    timeline = simulate(read_job(model="gpt2-1.5b", cluster="dgx-a100", plan={"auto": False, "sequence": 1024}), fold=False)
     with pytest.raises(UserError, match="more than 100 nodes"):
         write_chakra(timeline, tmp_path)

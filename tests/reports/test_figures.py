@@ -182,7 +182,7 @@ def test_traffic_between_ranks_is_what_they_send(timeline: Timeline) -> None:
 
 
 def test_staleness_is_cumulated_to_all_gradients() -> None:
-    job = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan={"sequence": 1024})
+    job = read_job(model="gpt2-1.5b", cluster="dgx-a100", nodes=2, plan={"auto": False, "sequence": 1024})
     answers = {name: parameter_servers(job, prices_of(job), 8, name, 5, 0.2) for name in ("sync", "async")}
     right = staleness.draw(answers).axes[1]
     assert [line.get_ydata()[-1] for line in right.lines] == pytest.approx([100, 100])

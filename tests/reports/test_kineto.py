@@ -25,7 +25,7 @@ PLANS = {
 
 
 def step(plan: dict[str, object]) -> Timeline:
-    return simulate(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"sequence": 2048, **plan}))
+    return simulate(read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"auto": False, "sequence": 2048, **plan}))
 
 
 def compute_and_idle(parts: dict[str, float]) -> tuple[float, float]:

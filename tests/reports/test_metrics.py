@@ -83,5 +83,5 @@ def test_mfu_by_the_other_rule_is_told_where_attention_is_much_of_the_flops() ->
     attention = 2 * 32 * 4096 * 131072
     left = 1 - attention / 2 / (attention + 7_504_658_432)  # 8,030,261,248 parameters without embedding and norms
     assert f"MFU is about {100 * summary.mfu * left:.1f} % when only what the causal mask leaves" in summary.notes[0]
-    short = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 2048})
+    short = read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"auto": False, "sequence": 2048})
     assert not any("mask" in note for note in summarise(simulate(short)).notes)

@@ -76,7 +76,7 @@ def test_nothing_said_is_help() -> None:
 
 
 def test_tables_without_pandas_say_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"sequence": 1024, "global_batch": 8})
+    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"auto": False, "sequence": 1024, "global_batch": 8})
     tables = shardyard.whatif(job, {"plan.microbatch": [1]}), shardyard.simulate(job)
     monkeypatch.setitem(sys.modules, "pandas", None)
     for each in tables:
@@ -98,7 +98,7 @@ def test_a_plan_that_is_said_in_part_and_does_not_fit_is_told_of_the_search() ->
 
 
 def test_a_what_if_of_a_job_that_does_not_fit_is_told_of_the_search() -> None:
-    words = ["whatif", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.global_batch=64", "--workers", "1"]
+    words = ["whatif", "--model", "llama-3.1-8b", "--cluster", "dgx-h100", "--set", "plan.overlap=true", "--workers", "1"]
     words += ["--vary", "cluster.node.nic=x2"]
     assert "✗" in (small := CliRunner().invoke(shardyard.main, words).stdout)
     assert "--plan auto beside it searches the rest" in small

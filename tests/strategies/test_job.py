@@ -78,7 +78,7 @@ def test_a_model_with_fewer_heads_is_the_model_whose_file_has_them() -> None:
     ],
 )
 def test_what_a_plan_says_beyond_the_model_or_without_effect_is_noted(model: str, plan: dict[str, Any], note: str) -> None:
-    plain = {"global_batch": 8, "sequence": 4096, "kernels": "megatron"}
+    plain = {"auto": False, "global_batch": 8, "sequence": 4096, "kernels": "megatron"}
     assert any(line.startswith(note) for line in read_job(model=model, cluster="dgx-h100", plan=plain | plan).notes)
     assert read_job(model=model, cluster="dgx-h100", plan=plain).notes == ()
 
@@ -102,7 +102,7 @@ def test_whose_kernels_are_assumed_is_said_where_pytorch_alone_could_train_so(pl
 def test_learned_positions_end_with_the_context() -> None:
     """An embedding of 1,024 rows has no row for token 1,025: PyTorch's lookup raises an IndexError."""
     with pytest.raises(UserError, match="sequence=2048 exceeds the 1024 learned positions of gpt2-1.5b"):
-        read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"sequence": 2048}).resolve()
+        read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"auto": False, "sequence": 2048}).resolve()
 
 
 def test_megatron_is_told_of_as_many_positions_as_a_sequence_has() -> None:

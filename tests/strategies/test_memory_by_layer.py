@@ -17,7 +17,9 @@ from strategies.memory_by_layer import ByLayer, memory_by_layer
 
 
 def played(model: Any = "llama-3.1-8b", nodes: int = 1, **plan: Any) -> tuple[Job, Summary, ByLayer]:
-    job = read_job(None, model=model, cluster="dgx-h100", nodes=nodes, plan={"sequence": 2048, "global_batch": 64, **plan})
+    job = read_job(
+        None, model=model, cluster="dgx-h100", nodes=nodes, plan={"auto": False, "sequence": 2048, "global_batch": 64, **plan}
+    )
     summary = summarise(simulate(job))
     return job, summary, memory_by_layer(job, summary)
 

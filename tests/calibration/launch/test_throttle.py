@@ -17,7 +17,7 @@ MODEL = {"name": "small", "layers": 2, "hidden": 64, "heads": 4, "vocabulary": 6
 
 
 def job(*effects, **plan):
-    return read_job(model=MODEL, cluster="cpu-gloo", plan={"precision": "fp32", **plan}, effects=effects)
+    return read_job(model=MODEL, cluster="cpu-gloo", plan={"auto": False, "precision": "fp32", **plan}, effects=effects)
 
 
 @pytest.mark.parametrize("speed", [0.1, 0.25, 0.5, 0.7, 0.9, 0.97])
@@ -69,4 +69,4 @@ def test_other_effects_are_refused(effect, reason):
 
 def test_gpus_are_not_throttled():
     with pytest.raises(UserError, match="only processes on this machine's cores are throttled"):
-        ready(read_job(model=MODEL, cluster="dgx-h100", plan={"precision": "fp32"}, effects=["gpu 1: speed 0.5"]))
+        ready(read_job(model=MODEL, cluster="dgx-h100", plan={"auto": False, "precision": "fp32"}, effects=["gpu 1: speed 0.5"]))

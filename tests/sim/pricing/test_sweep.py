@@ -44,7 +44,7 @@ def test_one_gpu_has_no_collectives() -> None:
         model="gpt2-1.5b",
         cluster="dgx-h100",
         nodes=1,
-        plan={"global_batch": 1},
+        plan={"auto": False, "global_batch": 1},
         overrides={"model.layers": 2, "cluster.node.gpus": 1, "cluster.node.nics": 1},
     )
     assert of_step(shardyard.simulate(alone), [1e6]) == []

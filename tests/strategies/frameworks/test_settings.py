@@ -225,7 +225,7 @@ PLANS = [
 @pytest.mark.parametrize(("name", "plan"), PLANS)
 def test_what_was_written_reads_as_the_same_plan(name: str, plan: dict[str, object], tmp_path: Path) -> None:
     own = {"attention": "sdpa", "complex_rotary": True, "repeated_keys": True} if name == "torchtitan" else {}
-    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"sequence": 8192, **own, **plan})
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=4, plan={"auto": False, "sequence": 8192, **own, **plan})
     exported = export(name, job)
     file = tmp_path / exported.file
     file.write_text(exported.text)

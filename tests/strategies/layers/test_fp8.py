@@ -22,7 +22,7 @@ HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 8192  # Llama-3.1 8B
 
 
 def job(cluster: str = "dgx-h100", **plan: Any) -> Any:
-    return read_job(None, {"plan": {"sequence": TOKENS, **plan}}, model="llama-3.1-8b", cluster=cluster, nodes=1)
+    return read_job(None, {"plan": {"auto": False, "sequence": TOKENS, **plan}}, model="llama-3.1-8b", cluster=cluster, nodes=1)
 
 
 def layer(cluster: str = "dgx-h100", **plan: Any) -> LayerCost:

@@ -23,7 +23,7 @@ HIDDEN, FFN, KEYS, TOKENS = 4096, 14336, 1024, 2048  # Llama-3.1 8B
 
 
 def layer(**plan: Any) -> LayerCost:
-    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"sequence": TOKENS, **plan})
+    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"auto": False, "sequence": TOKENS, **plan})
     return parts(job.model, job.resolve()).layer(0)
 
 

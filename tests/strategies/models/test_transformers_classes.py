@@ -45,7 +45,7 @@ def test_a_mixture_has_the_products_that_are_described(name: str, tmp_path: Path
     """Experts in one grouped product: FLOPs, parameters and the products' shapes are those of the described model."""
     data = json.loads((FILES / f"{name}.json").read_text()) | {"num_hidden_layers": 2}
     job = traced(tmp_path, data, "256:int64")
-    read = read_job(None, model=str(tmp_path / "config.json"), cluster="dgx-h100", plan={"sequence": 256})
+    read = read_job(None, model=str(tmp_path / "config.json"), cluster="dgx-h100", plan={"auto": False, "sequence": 256})
     assert job.model.parameters == read.model.parameters
     assert job.model.forward_flops(1, 256, False) == read.model.forward_flops(1, 256, False)
 

@@ -42,7 +42,7 @@ MISTAKES = [
 @pytest.mark.parametrize(("plan", "nodes", "message"), MISTAKES, ids=lambda x: str(x)[:40])
 def test_mistakes_are_one_line_with_the_rule(plan, nodes, message) -> None:
     with pytest.raises(UserError) as caught:
-        read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=nodes, plan=plan).resolve()
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=nodes, plan={"auto": False} | plan).resolve()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert str(caught.value).startswith("plan")
@@ -50,10 +50,12 @@ def test_mistakes_are_one_line_with_the_rule(plan, nodes, message) -> None:
 
 @pytest.mark.parametrize(("model", "tokens"), [("llama-3.1-8b", 8192), ("gpt3-175b", 2048)])
 def test_a_sequence_is_the_models_context_but_no_more_than_8192_tokens_by_default(model, tokens) -> None:
-    job = read_job(model=model, cluster="dgx-h100", plan={"kernels": "compiled"})
+    job = read_job(model=model, cluster="dgx-h100", plan={"auto": False, "kernels": "compiled"})
     assert job.resolve().sequence == tokens
     assert any("8,192 tokens by default, of the model's 131,072" in note for note in job.notes) == (model == "llama-3.1-8b")
-    assert read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"sequence": 131072}).resolve().sequence == 131072
+    assert (
+        read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"auto": False, "sequence": 131072}).resolve().sequence == 131072
+    )
 
 
 def test_fsdp_is_another_name_of_zero3() -> None:

@@ -107,7 +107,7 @@ def test_what_fits_only_with_the_help_of_the_cpus() -> None:
     given = {
         "model": "turing-nlg-17b",
         "cluster": {"based_on": "dgx-a100", "node": {"gpus": 2, "nics": 2}},
-        "plan": {"global_batch": 8},
+        "plan": {"auto": False, "global_batch": 8},
     }
     proposed = advised(**given)
     assert proposed.best is not None
@@ -125,7 +125,9 @@ def test_what_fits_only_with_the_help_of_the_cpus() -> None:
 def test_long_sequences_may_be_shared(sequence: int, shared: bool) -> None:
     cluster = {"based_on": "dgx-h100", "node": {"gpus": 2, "nics": 2}}
     model = "llama-3.1-8b"
-    job = shardyard.read_job(model=model, cluster=cluster, plan={"sequence": sequence}, overrides={"model.layers": 2})
+    job = shardyard.read_job(
+        model=model, cluster=cluster, plan={"auto": False, "sequence": sequence}, overrides={"model.layers": 2}
+    )
     proposed = advise(job, lambda changed: summarise(shardyard.simulate(changed)))
     assert any(candidate.name.startswith("CP2") for candidate in proposed.candidates) == shared
 
@@ -161,7 +163,7 @@ def pretended(fits: bool):
 
 def test_a_microbatch_that_fits_with_recomputation_only_says_both() -> None:
     """Of plans that fit with recomputation and take half as long with twice the microbatch."""
-    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"global_batch": 16})
+    job = shardyard.read_job(model="gpt2-1.5b", cluster="dgx-h100", plan={"auto": False, "global_batch": 16})
 
     def answer(changed):
         summary = pretended(changed.plan.recompute == "full")(changed)
@@ -194,7 +196,7 @@ JOBS = [
         "model": "llama-3.1-405b",
         "nodes": 2,
         "overrides": {"model.hidden": 32768, "model.ffn": 131072},
-        "plan": {"sequence": 4096},
+        "plan": {"auto": False, "sequence": 4096},
     },
     {"model": "llama-3.1-8b", "nodes": 2, "plan": {"data_parallel": "zero3", "fp8": {"gather": True}, "fused_optimizer": False}},
 ]

@@ -61,7 +61,7 @@ def test_one_model_is_simulated_however_large_it_is_and_of_several_only_what_cou
     """An hour of 8 H100 is 2e19 FLOPs at most: gpt2-1.5b on 31 billion tokens would take 3e20."""
 
     def read(name: str) -> Job:
-        return read_job(model=name, cluster="dgx-h100", nodes=1, plan={"global_batch": 32, "sequence": 512})
+        return read_job(model=name, cluster="dgx-h100", nodes=1, plan={"auto": False, "global_batch": 32, "sequence": 512})
 
     def asked(*names: str) -> list[Budgeted]:
         return budget(names, read, 1 / 24, 20.0, None, map, map)

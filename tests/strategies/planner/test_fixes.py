@@ -33,7 +33,9 @@ def test_states_that_a_node_cannot_hold_need_more_nodes() -> None:
 
 def test_changes_of_the_plan_come_before_more_nodes() -> None:
     """Llama-3.1 8B by DDP: 128 GB of states fit no H100, but shards of them do."""
-    job = shardyard.read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"sequence": 4096, "kernels": "compiled"})
+    job = shardyard.read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", nodes=1, plan={"auto": False, "sequence": 4096, "kernels": "compiled"}
+    )
     proposals = fixes(job, answer(job), answer)
     assert proposals
     assert all("nodes" not in fix.changes for fix in proposals)

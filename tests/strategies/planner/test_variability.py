@@ -33,13 +33,13 @@ def test_a_step_waits_for_the_slowest_of_its_gpus() -> None:
 
 
 def test_without_variation_nothing_varies() -> None:
-    spread = variability(read_job(model=LARGE, cluster="dgx-h100", plan=dict(sequence=1024)), gpus=0.0, samples=3)
+    spread = variability(read_job(model=LARGE, cluster="dgx-h100", plan=dict(auto=False, sequence=1024)), gpus=0.0, samples=3)
     assert spread.mean == pytest.approx(spread.ideal, rel=1e-12)
     assert {round(value / spread.ideal, 12) for value in spread.percentiles.values()} == {1.0}
 
 
 def test_draws_repeat_by_their_seed() -> None:
-    job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(sequence=1024))
+    job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(auto=False, sequence=1024))
     first, again, other = (variability(job, collectives=0.1, samples=50, seed=seed).mean for seed in (0, 0, 1))
     assert first == again != other
     assert np.isfinite(first)
@@ -57,7 +57,7 @@ def test_the_command_says_what_is_left(tmp_path) -> None:
 
 
 def test_as_many_steps_as_were_asked_for_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(sequence=1024, global_batch=8))
+    job = read_job(model=LARGE, cluster="dgx-h100", plan=dict(auto=False, sequence=1024, global_batch=8))
     monkeypatch.setattr("strategies.planner.variability.AT_ONCE", 8 * 3)  # three samples of 8 ranks
     assert sum(len(steps) for steps in _steps(StepReplay(simulate(job)), 0.02, 0.0, 7, 0)) == 7
     assert max(len(steps) for steps in _steps(StepReplay(simulate(job)), 0.02, 0.0, 7, 0)) == 3  # no more are held at a time

@@ -100,7 +100,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(shardyard.main, list(arguments))
 
 
-JOB = ("--model", MODEL, "--cluster", "dgx-a100", "--set", "plan.global_batch=64", "--workers", "1")
+JOB = ("--model", MODEL, "--cluster", "dgx-a100", "--plan", "{auto: false, global_batch: 64}", "--workers", "1")
 
 
 def test_the_command_tells_a_table_and_data(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ PLANS = [
 
 
 def job(plan: dict, model: str = "llama-3.1-8b", nodes: int = 4, **more: object):  # type: ignore[no-untyped-def]
-    return read_job(model=model, cluster="dgx-h100", nodes=nodes, plan={"sequence": 4096, **plan}, **more)
+    return read_job(model=model, cluster="dgx-h100", nodes=nodes, plan={"auto": False, "sequence": 4096, **plan}, **more)
 
 
 @pytest.mark.parametrize("plan", PLANS)

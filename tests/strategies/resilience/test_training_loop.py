@@ -53,7 +53,7 @@ def test_a_copy_of_a_microbatch_takes_its_bytes_at_the_slots_rate() -> None:
 def test_a_gpu_without_pcie_takes_no_time_to_copy_to() -> None:
     """Of processes on CPUs."""
     model = {"name": "small", "hidden": 64, "layers": 2, "heads": 2, "vocabulary": 100, "context": 16}
-    job = read_job(model=model, cluster="cpu-gloo", plan={"precision": "fp32"})
+    job = read_job(model=model, cluster="cpu-gloo", plan={"auto": False, "precision": "fp32"})
     run = {"failures": "none", "initialization": "0 s", "input": {"sample": "0 s", "pinned": False}}
     loop = prepare(job, read_run(run, "run"), days=1.0).loop.input
     assert (loop.copying, loop.exposed) == (0.0, 0.0)

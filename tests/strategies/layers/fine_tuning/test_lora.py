@@ -190,7 +190,7 @@ def test_adapters_of_experts_are_whole_and_plain(more: dict[str, Any], what: str
 
 def test_layers_have_something_to_adapt() -> None:
     without = SIZES | {"mixer": "none"}
-    asked = read_job(None, model=without, cluster="dgx-h100", plan={"lora": QV})
+    asked = read_job(None, model=without, cluster="dgx-h100", plan={"auto": False, "lora": QV})
     with pytest.raises(UserError, match="lora.targets: layers of small decoder have none of these matrices: take all-linear"):
         asked.resolve()
 
