@@ -33,17 +33,8 @@ from topologies.cluster import MAX_GPUS
 from topologies.documents.units import Bytes
 from topologies.reading import folded, nearest
 
-OPEN = (Computing.model_fields.keys() | FineTuning.model_fields.keys()) - {
-    "recompute",
-    "recompute_modules",
-    "recompute_method",
-    "recompute_layers",
-    "early_stop",
-    "offload_activations",
-} | {"sequence", "global_batch", "uneven_batch", "imbalance", "expert_spread", "capacity_factor", "pad_to_capacity", "algorithm"}
-"""Fields that say what is trained, and what a GPU and the libraries on it do, but not how ranks share the work: a plan that says
-no others is still to be found.
-"""
+OPEN = frozenset({"sequence", "global_batch", "uneven_batch"})
+"""Fields that say how large a step is, and nothing of how it is carried out: a plan that says no others is still to be found."""
 LOCAL = 10_000  # local steps, all of which are played; DiLoCo takes 500
 SEQUENCE = 8192  # tokens of a sequence at most, when a plan says nothing of it
 

@@ -94,7 +94,7 @@ def test_what_a_plan_says_beyond_the_model_or_without_effect_is_noted(model: str
     ],
 )
 def test_whose_kernels_are_assumed_is_said_where_pytorch_alone_could_train_so(plan: dict[str, Any], noted: bool) -> None:
-    said = {"global_batch": 8, "sequence": 4096} | plan
+    said = {"auto": False, "global_batch": 8, "sequence": 4096} | plan
     notes = read_job(model="llama-2-7b", cluster="dgx-h100", plan=said).notes
     assert any(line.startswith("kernels: Megatron-LM's") for line in notes) == noted
 

@@ -341,7 +341,7 @@ GIVEN = [
 @pytest.mark.parametrize("effect", GIVEN)
 def test_folded_is_unfolded_and_breakdowns_add_up(effect: str) -> None:
     """One slow GPU splits off exactly the ranks that it makes unlike, whatever the axis."""
-    plan = PLANS[GIVEN.index(effect) % len(PLANS)] | {"sequence": 1024}
+    plan = PLANS[GIVEN.index(effect) % len(PLANS)] | {"auto": False, "sequence": 1024}
     job = read_job(model=SMALL, cluster="dgx-h100", nodes=2, plan=plan, effects=[effect])
     folded, unfolded = simulate(job), simulate(job, fold=False)
     assert folded.step == unfolded.step
@@ -371,7 +371,7 @@ def test_who_shares_a_nic_with_a_gpu_that_lost_its_own_is_told_apart(lost: dict)
 
 
 def test_effects_take_time_and_none_gives_it_back() -> None:
-    job = dict(model=SMALL, cluster="dgx-h100", nodes=2, plan=PLANS[0] | {"sequence": 1024})
+    job = dict(model=SMALL, cluster="dgx-h100", nodes=2, plan=PLANS[0] | {"auto": False, "sequence": 1024})
     ideal = simulate(read_job(**job)).step
     slow = [simulate(read_job(**job, effects=[f"gpu 12: speed {speed}"])).step for speed in (1.0, 0.5, 0.25)]
     assert ideal == slow[0] < slow[1] < slow[2]

@@ -16,7 +16,11 @@ from topologies.reading import UserError
 def played(**plan: object) -> shardyard.Timeline:
     return shardyard.simulate(
         shardyard.read_job(
-            model="llama-3.1-8b", cluster="dgx-h100", nodes=2, overrides={"model.layers": 4}, plan={"sequence": 2048} | plan
+            model="llama-3.1-8b",
+            cluster="dgx-h100",
+            nodes=2,
+            overrides={"model.layers": 4},
+            plan={"auto": False, "sequence": 2048} | plan,
         )
     )
 

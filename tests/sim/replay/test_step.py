@@ -36,7 +36,11 @@ JOBS = {
 def job(name: str, **more: object):
     given = JOBS[name]
     return read_job(
-        model=given["model"], cluster="dgx-h100", nodes=given["nodes"], plan=given["plan"] | {"sequence": 1024}, **more
+        model=given["model"],
+        cluster="dgx-h100",
+        nodes=given["nodes"],
+        plan=given["plan"] | {"auto": False, "sequence": 1024},
+        **more,
     )
 
 

@@ -32,7 +32,9 @@ def read(tmp_path: Path) -> Any:
 
 def written(**plan: Any) -> dict[str, Any]:
     """What is written for 2 nodes of 8 GPUs."""
-    job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"global_batch": 64, "sequence": 4096} | plan)
+    job = read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"auto": False, "global_batch": 64, "sequence": 4096} | plan
+    )
     result: dict[str, Any] = yaml.safe_load(frameworks["accelerate"].write(job).text)
     return result
 

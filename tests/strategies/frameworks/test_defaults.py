@@ -84,7 +84,9 @@ def number(value: float) -> str:
 
 
 def plan_of(**plan: Any) -> Any:
-    return read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"global_batch": 8, "sequence": 4096} | plan).plan
+    return read_job(
+        model="llama-3.1-8b", cluster="dgx-h100", plan={"auto": False, "global_batch": 8, "sequence": 4096} | plan
+    ).plan
 
 
 def bucket_of_megatron() -> str:

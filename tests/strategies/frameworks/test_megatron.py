@@ -27,7 +27,7 @@ def read(tmp_path: Path) -> Any:
 
 def written(changes: dict[str, Any] | None = None, **plan: Any) -> list[str]:
     """Arguments that are written for 2 nodes of 8 GPUs, each with its value."""
-    given = {"global_batch": 64, "sequence": 4096} | plan
+    given = {"auto": False, "global_batch": 64, "sequence": 4096} | plan
     job = read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan=given, overrides=changes or {})
     lines = frameworks["megatron"].write(job).text.split(" \\\n    ")
     return [line.strip() for line in lines[1:]]

@@ -324,7 +324,7 @@ def scan_flops(job: Job) -> float:
 def test_what_mambas_mixer_is_not_simulated_with(plan: dict[str, Any], message: str) -> None:
     model = selective_job().model.model_dump(exclude_unset=True)
     with pytest.raises(UserError, match=message):
-        simulate(read_job(None, model=model, cluster="dgx-h100", plan={"sequence": 512, "global_batch": 8} | plan))
+        simulate(read_job(None, model=model, cluster="dgx-h100", plan={"auto": False, "sequence": 512, "global_batch": 8} | plan))
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,9 @@ SPACE = {
 
 
 def read(changes: dict[str, Any], **fields: Any) -> Any:
-    return read_job(overrides=changes, model=MODEL, cluster="dgx-h100", nodes=2, plan={"global_batch": 32} | fields)
+    return read_job(
+        overrides=changes, model=MODEL, cluster="dgx-h100", nodes=2, plan={"auto": False, "global_batch": 32} | fields
+    )
 
 
 def here() -> Engine:

@@ -12,7 +12,7 @@ from strategies.planner.arguments import as_arguments, differences, settings, st
 
 
 def job(**plan: Any) -> Any:
-    return read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"global_batch": 64} | plan)
+    return read_job(model="llama-3.1-8b", cluster="dgx-h100", nodes=2, plan={"auto": False, "global_batch": 64} | plan)
 
 
 def left_out(changes: dict[str, Any], **plan: Any) -> dict[str, Any]:

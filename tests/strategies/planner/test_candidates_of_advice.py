@@ -18,7 +18,7 @@ Says = Callable[[Job], bool]
 def job(nodes: int = 1, gpus: int = 4, memory: str = "999 GB", **plan: Any) -> Job:
     gpu = {"based_on": "h100-sxm", "memory": memory}
     cluster = {"based_on": "dgx-h100", "node": {"gpus": gpus, "nics": gpus, "gpu": gpu}}
-    given = {"global_batch": 64, "sequence": 4096} | plan
+    given = {"auto": False, "global_batch": 64, "sequence": 4096} | plan
     return read_job(model="llama-3.1-8b", cluster=cluster, nodes=nodes, plan=given)
 
 

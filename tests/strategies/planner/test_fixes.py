@@ -77,7 +77,9 @@ def degrees(job: Job) -> tuple[int, int, int]:
 
 def gpt(model: str = "gpt-1.7b", **plan: Any) -> Job:
     """24 layers on the 8 GPUs of a node."""
-    return shardyard.read_job(model=model, cluster="dgx-h100", nodes=1, plan={"global_batch": 64, "sequence": 1024} | plan)
+    return shardyard.read_job(
+        model=model, cluster="dgx-h100", nodes=1, plan={"auto": False, "global_batch": 64, "sequence": 1024} | plan
+    )
 
 
 SHARDED = {"data_parallel": "zero3", "recompute": "full", "sequence_parallel": True}

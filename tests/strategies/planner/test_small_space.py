@@ -16,7 +16,7 @@ from strategies.planner.small_space import AHEAD, sweep
 
 
 def read(changes: dict[str, Any]) -> Any:
-    plan = {"global_batch": 64, "sequence": 256}
+    plan = {"auto": False, "global_batch": 64, "sequence": 256}
     return read_job(overrides=changes | {"model.layers": 2}, model="gpt2-1.5b", cluster="dgx-a100", plan=plan)
 
 

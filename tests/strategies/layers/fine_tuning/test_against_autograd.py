@@ -31,7 +31,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [  # of the module, of the 
 def both(module: dict[str, Any], plan: dict[str, Any], **more: Any) -> tuple[Job, Job]:
     """The module traced, and the same by its description."""
     traced = read_job(None, model=Decoder(**module), input="512:int64", cluster="dgx-a100", plan=PLAN | more)
-    described = read_job(None, model=SIZES, cluster="dgx-a100", plan=PLAN | {"sequence": 512} | plan | more)
+    described = read_job(None, model=SIZES, cluster="dgx-a100", plan=PLAN | {"auto": False, "sequence": 512} | plan | more)
     return traced, described
 
 

@@ -25,7 +25,9 @@ ATTENTION: dict[str, Any] = {"rank": 16, "targets": "attention"}
 
 
 def job(model: str = "llama-2-7b", nodes: int = 1, **plan: Any) -> Job:
-    return read_job(None, model=model, cluster="dgx-h100", nodes=nodes, plan={"sequence": 1024, "global_batch": 64} | plan)
+    return read_job(
+        None, model=model, cluster="dgx-h100", nodes=nodes, plan={"auto": False, "sequence": 1024, "global_batch": 64} | plan
+    )
 
 
 def played(model: str = "llama-2-7b", nodes: int = 1, **plan: Any) -> Summary:

@@ -248,7 +248,7 @@ def test_where_no_nic_is_between_nodes_nothing_is_bounded_by_nics() -> None:
 
 def test_segments_that_grow_need_no_reserve() -> None:
     """The bound of memory is of tensors alone, but for the context and communicators; otherwise a share of them more."""
-    asked = {grows: {"global_batch": 8, "expandable_segments": grows} for grows in (True, False)}
+    asked = {grows: {"auto": False, "global_batch": 8, "expandable_segments": grows} for grows in (True, False)}
     grown, lost = (read_job(model="gpt2-1.5b", cluster="dgx-h100", plan=plan) for plan in asked.values())
     prices = prices_of(grown)
     least, more = (least_memory(program_of(job.model, job.resolve()), prices) for job in (grown, lost))
