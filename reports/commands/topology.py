@@ -32,9 +32,10 @@ def command(
     from topologies.cluster_files import load_cluster
 
     described = load_cluster(cluster, nodes, parse_changes([*([f"node.gpu={gpu}"] if gpu else []), *overrides]))
+    drawn = drawing(described, Path(draw)) if draw else None  # first: what is too large to draw is one line
     if as_json:
         echo(json.dumps(as_data(described), indent=2))
     else:
         show(overview(described))
-    if draw:
-        echo(f"wrote {drawing(described, Path(draw))}", err=as_json)
+    if drawn:
+        echo(f"wrote {drawn}", err=as_json)

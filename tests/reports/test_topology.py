@@ -48,6 +48,7 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
     result = run("dgx-h100", "--nodes", "9", "--draw", str(tmp_path / "out.png"))
     assert result.exit_code == 2
     assert "dgx-h100: 72 GPUs are too many to draw; at most 64, with --nodes for example" in result.stderr
+    assert not result.stdout
     assert not (tmp_path / "out.png").exists()
 
 
