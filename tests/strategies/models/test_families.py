@@ -94,7 +94,10 @@ def test_layer_work_has_the_parameters_and_flops_of_the_model(name: str) -> None
     model, _ = load_model(str(FILES / f"{name}.json"))
     sequence = min(model.context, 2048)
     job = read_job(
-        None, {"plan.sequence": sequence, "plan.global_batch": 8}, model=str(FILES / f"{name}.json"), cluster="dgx-h100"
+        None,
+        {"plan.auto": False, "plan.sequence": sequence, "plan.global_batch": 8},
+        model=str(FILES / f"{name}.json"),
+        cluster="dgx-h100",
     )
     work = parts(model, job.resolve())
     every = [work.embedding, work.head, *map(work.layer, range(model.layers))]

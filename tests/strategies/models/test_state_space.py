@@ -185,7 +185,12 @@ def test_flops_of_matrices_are_those_of_the_class(name, tmp_path) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_layer_work_has_the_parameters_and_flops_of_the_model(name, tmp_path) -> None:
     model = model_of(SIZES[name], tmp_path)
-    job = read_job(None, {"plan.sequence": 2048, "plan.global_batch": 8}, model=str(tmp_path / "config.json"), cluster="dgx-h100")
+    job = read_job(
+        None,
+        {"plan.auto": False, "plan.sequence": 2048, "plan.global_batch": 8},
+        model=str(tmp_path / "config.json"),
+        cluster="dgx-h100",
+    )
     work = parts(model, job.resolve())
     every = [work.embedding, work.head, *map(work.layer, range(model.layers))]
     assert sum(part.parameters for part in every) == model.parameters

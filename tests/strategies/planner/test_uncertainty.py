@@ -251,7 +251,7 @@ def test_kernels_twice_as_fast_save_half_of_their_time_on_one_gpu() -> None:
 
 def test_what_is_no_tie_is_in_the_right_order_in_published_pairs_of_plans() -> None:
     """vTrain: 17 plans of a model of 356 M parameters on 8 A100 with a batch of 8."""
-    sizes = {"model": {"hidden": 1024, "layers": 24}, "plan": {"auto": False, "global_batch": 8}}
+    sizes = {"model": {"hidden": 1024, "layers": 24}, "plan": {"global_batch": 8}}
     rows = [
         row
         for row in published(("vtrain-2024",))
