@@ -108,7 +108,10 @@ def test_layer_work_has_the_parameters_and_flops_of_the_model(name: str) -> None
 def resolved(name: str, **plan: Any) -> tuple[Any, Resolved]:
     """A file's model and a plan for it."""
     job = read_job(
-        None, {f"plan.{key}": value for key, value in plan.items()}, model=str(FILES / f"{name}.json"), cluster="dgx-h100"
+        None,
+        {"plan.auto": False} | {f"plan.{key}": value for key, value in plan.items()},
+        model=str(FILES / f"{name}.json"),
+        cluster="dgx-h100",
     )
     return job.model, job.resolve()
 
