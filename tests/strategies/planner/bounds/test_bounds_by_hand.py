@@ -38,7 +38,8 @@ EXCHANGE = Exchange(
 
 def plan(**fields: Any) -> Any:
     usual = {"schedule": "1f1b", "pp": 1, "microbatches": 5, "chunks": 1, "syncs_gradients": "every", "reshard": True}
-    return SimpleNamespace(**usual | fields)
+    asked = usual | fields
+    return SimpleNamespace(keeps_parameters=asked["syncs_gradients"] == "last", **asked)
 
 
 def test_seconds_that_each_stream_is_busy() -> None:
