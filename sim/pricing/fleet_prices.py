@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 
 from sim.pricing.kernel_curves import Hardware
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transfers.protocols import LinkPrice, Rates, rates
+from sim.pricing.transfers.protocols import LinkPrice, Rates, Transport, rates
 from topologies.links.topology import kind_of_link
 
 LL128 = "ll128"
@@ -54,10 +54,13 @@ class FleetPrices(Prices):
             names = [name for name in names if name != LL128]
         result = {}
         for name in names:
-            base, copied = max(each[name].base for each in every), min(member.profile.copy_rate for member in self.members)
+            fields = ("base", "widening", "kernel", "handover")
+            slowest = {field: max(getattr(each[name], field) for each in every) for field in fields}
+            slowest["copy_rate"] = min(each[name].copy_rate for each in every)
+            copied = min(member.profile.copy_rate for member in self.members)
             own = {member.gpu.name: each[name].links for member, each in zip(self.members, every, strict=True)}
             links = {kind: self._owner(kind, {gpu: priced[kind_of_link(kind)] for gpu, priced in own.items()}) for kind in kinds}
-            result[name] = rates(base, links, kinds, copied)
+            result[name] = rates(Transport.model_construct(links=links, **slowest), kinds, copied)
         return result
 
     @property

@@ -41,12 +41,13 @@ from sim.pricing.transfers.protocols import (
     IN_SWITCH_COLLNET,
     P2P,
     PROTOCOLS,
-    RACK,
+    SENDS,
     SIMPLE,
     LinkPrice,
     Transport,
     complete,
     with_collnet,
+    with_loops,
     with_rings,
 )
 from sim.pricing.transfers.protocols import Rates as LinkRates
@@ -132,6 +133,7 @@ class Profile(Config):
         default_factory=dict
     )  # a ring's step between nodes by protocol, where it was measured; absent: what other algorithms pay
     tuner: bool = False  # a plugin of the network chooses what is fastest instead of NCCL's estimate: sim/pricing/transports.py
+    sends_ll: Bytes = 16 * 1024.0  # for one peer up to which NCCL's all-to-all in a node is in LL: 16 KiB, until 2.28 by channel
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = float("inf")  # at which a rank copies its own piece in a collective
     tables: tuple[CollectiveTable, ...] = ()  # measured collectives: they go before the formula
     narrow_sum: Seconds = 0.0  # more for each number of 16 bits that a rank adds up in a collective of `tables`
@@ -146,7 +148,7 @@ class Profile(Config):
 
     @model_validator(mode="after")
     def _complete(self) -> Profile:
-        known = sorted({*PROTOCOLS, *IN_SWITCH, RACK, *P2P, *COLLNET, *IN_SWITCH_COLLNET} - {SIMPLE})
+        known = sorted({*PROTOCOLS, *IN_SWITCH, *P2P, *SENDS, *COLLNET, *IN_SWITCH_COLLNET} - {SIMPLE})
         unknown = sorted(set(self.protocols) - set(known))
         if unknown:
             raise ValueError(f"protocols={unknown}: must be of {', '.join(known)} (Simple is `links`)")
@@ -177,8 +179,10 @@ class Profile(Config):
         simple = {kind: self.link(kind) for kind in KINDS}
         result = {SIMPLE: Transport.model_construct(base=self.collective_launch, links=simple)}
         for name, protocol in self.protocols.items():
-            result[name] = Transport.model_construct(base=protocol.base, links=complete(name, protocol.links, simple))
-        result = with_rings(result, self.rings, simple["spine"].latency - simple["nic"].latency)
+            links = complete(name, protocol.links, simple)
+            result[name] = protocol.model_copy(update={"links": links})
+        further = simple["spine"].latency - simple["nic"].latency
+        result = with_loops(with_rings(result, self.rings, further), further)
         return with_collnet(result, simple)
 
     def link(self, kind: str) -> LinkPrice:
@@ -247,10 +251,7 @@ class Prices:
     def rates(self, kinds: Sequence[str]) -> dict[str, LinkRates]:
         """By protocol, its numbers by kind of link."""
         return {
-            name: link_rates(
-                protocol.base, {kind: protocol.links[kind_of_link(kind)] for kind in kinds}, kinds, self.profile.copy_rate
-            )
-            for name, protocol in self.profile.every_protocol().items()
+            name: link_rates(protocol, kinds, self.profile.copy_rate) for name, protocol in self.profile.every_protocol().items()
         }
 
     def table(self, operation: str, ranks: int, nodes: int) -> CollectiveTable | None:

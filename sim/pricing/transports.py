@@ -15,10 +15,9 @@ from pydantic import Field, model_validator
 
 from sim.pricing.prices import Profile
 from sim.pricing.provenance import Provenance
-from sim.pricing.transfers.protocols import PROTOCOLS, RING, SIMPLE, LinkPrice, between_nodes
+from sim.pricing.transfers.protocols import BETWEEN, PROTOCOLS, RING, SIMPLE, LinkPrice, between_nodes
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
-BETWEEN = ("nic", "leaf", "spine")  # kinds of links between nodes
 FOLDER = Path(__file__).parent / "networks"
 Steps = dict[str, LinkPrice]  # by protocol: ll, ll128, simple
 

@@ -18,7 +18,7 @@ from sim.analysis.summary import wait_for_slower
 from sim.engine.player import run
 from sim.pricing.fleet_prices import FleetPrices
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transports import BETWEEN
+from sim.pricing.transfers.protocols import BETWEEN
 from sim.program import Block, Kernel
 from strategies.schedules import schedules
 from topologies.links.topology import kind_of_link

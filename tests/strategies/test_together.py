@@ -60,16 +60,17 @@ def test_jobs_that_share_nothing_take_the_expected_step_that_is_predicted_for_ea
 
 def test_steps_alone_and_beside_others_are_of_the_same_gpus() -> None:
     """A job that computes for long and sends little: it waits for its slowest GPU just as long beside another one, although its
-    blocks are cut where they meet the other's traffic, so that it has more places, which by themselves ask for fewer draws.
+    blocks are cut where they meet the other's traffic, so that it has more places, which by themselves ask for fewer draws. Only
+    while gradients of its last microbatch are on the links, which take longer there, nothing is waited for.
     """
     even, odd = (f"nodes {','.join(map(str, range(first, 32, 2)))}" for first in (0, 1))
-    plan = {"tp": 4, "data_parallel": "zero1", "accumulation": 16, "order": "dp-tp-cp-ep-pp"}
+    plan = {"tp": 4, "data_parallel": "zero1", "accumulation": 32, "order": "dp-tp-cp-ep-pp"}
     other, cluster = job(PLANS[1], nodes=16), oversubscribed(4, nodes=32)
     ideal, expected = (
         together([job(plan, nodes=16, model=WIDE, variability=each), other], [even, odd], cluster, 1)[0] for each in (0, 0.05)
     )
     assert ideal.slowdown > 1
-    assert expected.together - ideal.together == pytest.approx(expected.alone - ideal.alone, rel=0.003)
+    assert expected.together - ideal.together == pytest.approx(expected.alone - ideal.alone, rel=0.3 / 32)
     assert expected.alone > 1.01 * ideal.alone
 
 

@@ -26,7 +26,7 @@ from calibration.fit.published_collectives.fit import (
 from calibration.fit.published_collectives.rows import Row, alternate
 from sim.analysis.collective_sweep import transport
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice
+from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SENDS, SWITCHED, LinkPrice
 from topologies.cluster import Cluster
 from topologies.reading import UserError
 
@@ -102,7 +102,7 @@ def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_
     node = [row for row in rows if row.nodes == 1]
     switched = [row for row in node if row.operation == "all_reduce" and row.ranks >= SWITCHED and cluster.node.gpu.multicast]
     rings = [row for row in node if row.operation in RINGS and row not in switched]
-    pairs = [row for row in node if row.operation in PAIRS]
+    pairs, sends = ([row for row in node if row.operation == name] for name in PAIRS)
     across = [row for row in rows if row.nodes > 1 and row.operation in RINGS]
     if len(rings) >= LEAST:
         yield _Step(rings, inside(profile, kinds)[0], lambda now: inside(now, kinds)[1])
@@ -112,6 +112,8 @@ def _nccl(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Iterator[_
         yield _Step(switched, in_switch(profile, kinds)[0], lambda now: in_switch(now, kinds)[1])
     if len(pairs) >= LEAST:
         yield _Step(pairs, kernel(profile, P2P, kinds)[0], lambda now: kernel(now, P2P, kinds)[1])
+    if len(sends) >= LEAST:
+        yield _Step(sends, kernel(profile, SENDS, kinds)[0], lambda now: kernel(now, SENDS, kinds)[1])
     if len(across) >= LEAST:
         full = any(row.operation != "all_reduce" for row in across)
         yield _Step(across, network(profile, full)[0], lambda now: network(now, full)[1])

@@ -3,15 +3,16 @@
 
 `calibration/fit/published_collectives/refit.py` runs these fits for the shipped profiles.
 
-A prediction is the cheapest of every registered algorithm and every protocol, as in the simulation: an algorithm that is added
-is fitted with when this runs again. Free are a few numbers per protocol and kind of link; the loss is robust (soft L1 of the
-logarithm of predicted over measured), because NCCL at times chooses what is not the cheapest.
+A prediction is the cheapest of every registered algorithm and every protocol that NCCL's own estimate leaves, as in the
+simulation: an algorithm that is added is fitted with when this runs again. Free are a few numbers per protocol and kind of link;
+the loss is robust (soft L1 of the logarithm of predicted over measured).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from numpy.typing import NDArray
 from calibration.fit.published_collectives.rows import ONE_THREAD, Row
 from sim.analysis.collective_sweep import lone
 from sim.pricing.prices import Prices, Profile
-from sim.pricing.transfers.nccl_tuning import communicator, limits_of, passed_over
+from sim.pricing.transfers.nccl_tuning import ESTIMATED, Communicator, Way, by_estimate, communicator, limits_of
 from sim.pricing.transfers.protocols import (
     IN_SWITCH,
     PROTOCOLS,
@@ -49,17 +50,26 @@ BASE = {
     SIMPLE: (1.4e-5, 3e-6, 5e-5),
     "p2p_ll": (7e-6, 2e-6, 2e-5),
     "p2p": (1.4e-5, 3e-6, 5e-5),
-    "in_switch": (3e-5, 3e-6, 2e-4),
+    "send_ll": (7e-6, 2e-6, 2e-5),
+    "send": (5e-6, 1e-6, 5e-5),
+    "in_switch": (5e-6, 5e-7, 1e-4),
 }
+COPY = (6e11, 1e11, 1e13)
+WIDENING = (0.2, 0.01, 1.0)
+HANDOVER = (5e-7, 1e-8, 1e-5)
 LAUNCH = (1e-6, 2e-4)  # of the quickest protocol; one process for all GPUs, or PyTorch around it, add tens of microseconds
+OVERLAP = {"overlap": (1e-7, 1e-10, 2e-5)}
 STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and LL128 as shares of Simple's; see the format's
-    "ll": {"efficiency": (0.3, 0.1, 0.5), "latency": (1e-6, 6e-7, 5e-6), "fill": (5e-7, 1e-9, 5e-5)},
+    "ll": {"efficiency": (0.3, 0.1, 0.5), "latency": (1e-6, 6e-7, 5e-6), "fill": (5e-7, 1e-9, 5e-5), **OVERLAP},
     "ll128": {"efficiency": (0.7, 0.3, 0.94), "latency": (1.5e-6, 6e-7, 1e-5), "fill": (2e-7, 1e-9, 5e-5)},
-    SIMPLE: {"efficiency": (0.8, 0.04, 1.0), "latency": (3e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 5e-5)},
-    "p2p_ll": {"efficiency": (0.02, 0.001, 0.4), "latency": (1e-6, 6e-7, 1e-5), "fill": (1e-7, 1e-9, 1e-5)},
-    "p2p": {"efficiency": (0.8, 0.04, 1.0), "latency": (2e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 1e-4)},
-    "in_switch": {"efficiency": (0.6, 0.5, 1.0), "latency": (2e-6, 6e-7, 2e-5), "fill": (6e-7, 1e-9, 1e-4)},
+    SIMPLE: {"efficiency": (0.8, 0.04, 1.0), "latency": (3e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 5e-5), **OVERLAP},
+    "p2p_ll": {"efficiency": (0.02, 0.001, 0.4), "latency": (1e-6, 6e-7, 1e-5), "fill": (1e-7, 1e-9, 1e-5), **OVERLAP},
+    "p2p": {"efficiency": (0.8, 0.04, 1.0), "latency": (2e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 1e-4), **OVERLAP},
+    "send_ll": {"efficiency": (0.02, 0.001, 0.4), "latency": (1e-6, 6e-7, 1e-5), "fill": (1e-7, 1e-9, 1e-5), **OVERLAP},
+    "send": {"efficiency": (0.8, 0.04, 1.0), "latency": (8e-6, 6e-7, 3e-5), "fill": (6e-7, 1e-9, 1e-4), **OVERLAP},
+    "in_switch": {"efficiency": (0.7, 0.5, 1.0), "latency": (1e-6, 6e-7, 1e-5)},
 }
+CUT = (1e-7, 1e-9, 5e-7)  # fill of rings between nodes, whose messages are cut into as many pieces as there are members already
 NIC = {  # over the network, the protocols' efficiencies as shares of Simple's; latencies start at NCCL's for NET
     "efficiency": (0.9, 0.02, 1.0),
     "ll.share": (0.4, 0.02, 0.5),
@@ -81,7 +91,17 @@ class Series:
     size: Array
     seconds: Array
     shapes: dict[str, Shape] = field(default_factory=dict)  # by "operation/algorithm"
-    passed: Sequence[str] = ()  # of each row, the algorithm that NCCL's own estimate rules out
+    group: Communicator | None = None  # of which NCCL estimates what is fastest
+    messages: float = 0.0  # for one peer up to which an all-to-all is in LL
+    _left: dict[tuple[Way, ...], NDArray[np.bool_]] = field(default_factory=dict)
+
+    def left(self, ways: tuple[Way, ...]) -> NDArray[np.bool_]:
+        """Among which ways NCCL's estimate leaves the choice, shape (ways, rows)."""
+        known = self._left.get(ways)
+        if known is None:
+            each = [by_estimate(self.group, ways, size, self.messages) for size in self.size]
+            known = self._left[ways] = np.array([[way in kept for kept in each] for way in ways])
+        return known
 
 
 Free = Callable[[Mapping[str, float]], Profile]
@@ -108,30 +128,27 @@ def series(rows: Iterable[Row], cluster: Cluster, profile: Profile) -> list[Seri
         part = placed(cluster, ranks, nodes)
         pricing, (work,) = lone(part.topology(), Prices(profile, part.node.gpu), operation, ranks, [1.0])
         sweep.shapes = pricing.shapes(work, 0)
-        if operation == "all_reduce" and not profile.tuner:
-            group = communicator(pricing.topology, pricing.grid, pricing.siblings(work, 0), limits_of(part.node.gpu))
-            sweep.passed = [passed_over(group, size) for size in sweep.size]
+        if operation in ESTIMATED and not (nodes > 1 and profile.tuner):
+            sweep.group = communicator(pricing.topology, pricing.grid, pricing.siblings(work, 0), limits_of(part.node.gpu))
+            sweep.messages = profile.sends_ll
         result.append(sweep)
     return result
 
 
 def predicted(sweep: Series, tariffs: Mapping[str, Rates]) -> Array:
-    """Seconds of the cheapest algorithm and protocol for each row, of rings and trees the one that NCCL's estimate leaves."""
+    """Seconds of the cheapest algorithm and protocol for each row, among those that NCCL's estimate leaves."""
     best: Array = np.full(len(sweep.size), np.inf)
-    for name, shape in sweep.shapes.items():
-        ruled_out = np.array([name == passed for passed in sweep.passed] or False)
-        for protocol in usable(name, "auto", tariffs):
-            rest, transfers = collective_seconds(tariffs[priced_as(name, protocol, tariffs)], shape, sweep.size)
-            best = np.minimum(best, np.where(ruled_out, np.inf, rest + sum(transfers)))
+    ways = tuple((name, protocol) for name in sweep.shapes for protocol in usable(name, "auto", tariffs))
+    for (name, protocol), left in zip(ways, sweep.left(ways), strict=True):
+        if left.any():
+            rest, transfers = collective_seconds(tariffs[priced_as(name, protocol, tariffs)], sweep.shapes[name], sweep.size)
+            best = np.where(left, np.minimum(best, rest + sum(transfers)), best)
     return best
 
 
 def tariffs(profile: Profile, kinds: Sequence[str]) -> dict[str, Rates]:
     """Every protocol's rates."""
-    return {
-        name: rates(protocol.base, protocol.links, kinds, profile.copy_rate)
-        for name, protocol in profile.every_protocol().items()
-    }
+    return {name: rates(protocol, kinds, profile.copy_rate) for name, protocol in profile.every_protocol().items()}
 
 
 def search(
@@ -162,21 +179,30 @@ def _bounds(protocols: Sequence[str], kinds: Sequence[str]) -> Bounds:
     free: Bounds = {}
     for protocol in protocols:
         free[f"{protocol}.base"] = BASE[protocol]
+        free |= {f"{protocol}.widening": WIDENING} if protocol in ("ll", "p2p_ll") else {}
+        free |= {f"{protocol}.copy": COPY} if protocol == "p2p" else {}
+        free |= {f"{protocol}.handover": HANDOVER} if protocol in IN_SWITCH else {}
         free |= {f"{protocol}.{kind}.{name}": bound for kind in kinds for name, bound in STEP[protocol].items()}
     return free
 
 
 def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
-    free: Bounds = {"copy": (6e11, 1e11, 1e13)} | _bounds(PROTOCOLS, kinds)
+    free: Bounds = {"copy": COPY} | _bounds(PROTOCOLS, kinds)
 
     def profile_of(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in PROTOCOLS:
-            old = profile.every_protocol()[protocol].links if protocol == SIMPLE else {}
+            old = (
+                profile.links
+                if protocol == SIMPLE
+                else profile.protocols[protocol].links
+                if protocol in profile.protocols
+                else {}
+            )
             most = {kind: 1.0 if protocol == SIMPLE else values[f"{SIMPLE}.{kind}.efficiency"] for kind in kinds}
             links = dict(old) | {kind: _link(values, f"{protocol}.{kind}", most[kind]) for kind in kinds}
-            parts[protocol] = Transport.model_construct(base=values[f"{protocol}.base"], links=links)
+            parts[protocol] = _transport(values, protocol, links)
         simple = parts.pop(SIMPLE)
         own = {name: transport for name, transport in profile.protocols.items() if name not in PROTOCOLS}
         update = {"links": simple.links, "collective_launch": simple.base, "protocols": parts | own, "copy_rate": values["copy"]}
@@ -193,7 +219,7 @@ def kernel(profile: Profile, protocols: Sequence[str], kinds: Sequence[str]) -> 
         parts = {}
         for protocol in protocols:
             links = {kind: _link(values, f"{protocol}.{kind}") for kind in kinds}
-            parts[protocol] = Transport.model_construct(base=values[f"{protocol}.base"], links=links)
+            parts[protocol] = _transport(values, protocol, links)
         return profile.model_copy(update={"protocols": profile.protocols | parts})
 
     return free, profile_of
@@ -211,7 +237,7 @@ def in_switch(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     def profile_of(values: Mapping[str, float]) -> Profile:
         made, later = switched_of(values), values["launch"] - first
         moved = {
-            name: transport.model_copy(update={"base": transport.base + later})
+            name: transport.model_copy(update={"base": transport.base + later, "kernel": min(transport.kernel, transport.base)})
             for name, transport in made.protocols.items()
             if name in PROTOCOLS
         }
@@ -240,12 +266,20 @@ def network(profile: Profile, rings: bool, *, efficiency: bool = False) -> tuple
             return with_steps(profile, {}, steps)
         return with_steps(profile, steps, profile.rings)
 
-    return {name: bound for name, bound in NIC.items() if rings or efficiency or name != "efficiency"}, profile_of
+    free = {name: bound for name, bound in NIC.items() if rings or efficiency or name != "efficiency"}
+    return free | ({f"{name}.fill": CUT for name in PROTOCOLS} if rings else {}), profile_of
+
+
+def _transport(values: Mapping[str, float], protocol: str, links: dict[str, LinkPrice]) -> Transport:
+    base, copy = values[f"{protocol}.base"], values.get(f"{protocol}.copy", inf)
+    widening, handover = (values.get(f"{protocol}.{name}", 0.0) for name in ("widening", "handover"))
+    return Transport.model_construct(base=base, links=links, copy_rate=copy, widening=widening, handover=handover)
 
 
 def _link(values: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:
-    efficiency, latency, fill = (values[f"{prefix}.{name}"] for name in ("efficiency", "latency", "fill"))
-    return LinkPrice.model_construct(efficiency=efficiency * most, latency=latency, fill=fill)
+    efficiency, latency = values[f"{prefix}.efficiency"], values[f"{prefix}.latency"]
+    fill, overlap = (values.get(f"{prefix}.{name}", 0.0) for name in ("fill", "overlap"))
+    return LinkPrice.model_construct(efficiency=efficiency * most, latency=latency, fill=fill, overlap=min(overlap, latency))
 
 
 def errors(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, Array]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ from calibration.fit.published_kernels.refit import file_of, rewrite, tidy
 from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
 from sim.pricing.shipped import FOLDER, load_profile
-from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SWITCHED, LinkPrice, Shape
+from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SENDS, SIMPLE, SWITCHED, LinkPrice, Shape
 from sim.pricing.transports import load_transport
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
@@ -42,7 +43,8 @@ CLUSTERS = {"a100": "dgx-a100", "h100": "dgx-h100", "h200": "hgx-h200", "b200": 
 LINKS = {"l40s": ("pcie",)}  # kinds between the GPUs of a node, where they are not NVLink alone
 MOST = {"l40s": 2}  # ranks of the rows to fit to: eight L40S were measured in one box, whose sockets hardly reach each other
 POOLED = {"h100": ("h100", "h200"), "h200": ("h100", "h200")}  # same links, switches and multiprocessors: one set of prices
-LARGE = {"h100": "S007", "h200": "S076", "b200": "S077"}  # published sweeps of one node, for buffers beyond the tables' 512 MiB
+LARGE = {"h100": "S007", "h200": "S076", "b200": "S069"}  # published sweeps of one node, for buffers beyond the tables' 512 MiB
+SENT = {"a100": "S088", "h100": "S093", "h200": "S093"}  # published sends of one GPU of a node to another
 UNFITTED = "14 us per step is NCCL's NET figure (Ring, Simple)"
 SWEEPS = {  # profile -> published sweep over two nodes, the cluster that it ran on, and what it was
     "a100": ("S074", "azure-ndv4", "all-reduce of two OCI BM.GPU4.8, RoCE (a public nccl-tests log)"),
@@ -53,16 +55,16 @@ SWEEPS = {  # profile -> published sweep over two nodes, the cluster that it ran
 
 GRID = "2, 4 and 8 GPUs of a node, 512 B to 512 MiB: all-gather, reduce-scatter, all-reduce, all-to-all"
 RULE = (
-    "Inside a node: formula of sim/pricing/transfers/protocols.py, the cheapest of LL, LL128, Simple, fitted to every 2nd size; "
+    "Inside a node: formula of sim/pricing/transfers/protocols.py, by the protocol that NCCL chooses, fitted to every 2nd size; "
     "errors are medians and 90th percentiles on the sizes between, by operation and ranks. H100 and H200 share one fit. In the "
-    "switch: all-reduce of 8 GPUs, with a published sweep for more than 512 MiB. NCCL at times changes protocol where it does "
-    "not pay (1 to 4 MiB on A100, 8 to 32 MiB on 8 B200): there prices are up to 40 % too low. "
+    "switch: all-reduce of 8 GPUs, with a published sweep for more than 512 MiB. Sends: two GPUs (github.com/microsoft/vidur). "
 )
 
 
 RINGS = (
     "rings: a step takes as much longer than LL's of trees as Simple's and LL128's take longer than LL's in an all-gather of two "
-    "H200 nodes (sim/pricing/networks/gib.yaml), with that fill; nothing else was published of rings between nodes"
+    "H200 nodes (sim/pricing/networks/gib.yaml), with that fill and at those shares of the rate; nothing else was published of "
+    "rings between nodes"
 )
 
 
@@ -80,14 +82,16 @@ def one_node(rows: Iterable[Row], name: str, profile: Profile, cluster: Cluster)
     """`profile` with prices fitted to rows of one node: rings first, then the kernels that are not rings."""
     kinds = LINKS.get(name, ("nvlink",))
     rows = list(rows)
-    rings = [row for row in rows if row.operation not in ("all_to_all", "send") and not in_switch(row, name)]
+    rings = [row for row in rows if row.operation not in ("all_to_all", "send")]  # among them small ones that the switch leaves
     profile = fitted(*inside(profile, kinds), series(rings, cluster, profile), cluster)
     switched = [row for row in rows if in_switch(row, name)]
     if switched:
         profile = fitted(*kernel(profile, IN_SWITCH, kinds), _shaped(switched, cluster, profile), cluster)
     able = "all_to_all" in {algorithm.split("/")[0] for algorithm in algorithms} or len(kinds) == 1
     pairs = [row for row in rows if able and row.operation == "all_to_all"]
-    return fitted(*kernel(profile, P2P, kinds), _shaped(pairs, cluster, profile), cluster) if pairs else profile
+    profile = fitted(*kernel(profile, P2P, kinds), _shaped(pairs, cluster, profile), cluster) if pairs else profile
+    sends = [row for row in rows if row.operation == "send"]
+    return fitted(*kernel(profile, SENDS, kinds), series(sends, cluster, profile), cluster) if sends else profile
 
 
 def _shaped(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> list[Series]:
@@ -117,10 +121,9 @@ def rings(profile: Profile) -> Profile:
     """`profile` with steps of rings between nodes: see RINGS."""
     like, every = load_transport("gib").rings, profile.every_protocol()
     further = every["ll"].links["nic"].latency - like["ll"].latency
+    rate = every[SIMPLE].links["nic"].efficiency / like[SIMPLE].efficiency
     steps = {
-        name: LinkPrice.model_construct(
-            efficiency=every[name].links["nic"].efficiency, latency=price.latency + further, fill=price.fill
-        )
+        name: LinkPrice.model_construct(efficiency=price.efficiency * rate, latency=price.latency + further, fill=price.fill)
         for name, price in like.items()
     }
     return profile.model_copy(update={"rings": steps})
@@ -130,7 +133,7 @@ def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
     """As a profile's file spells them."""
     return {
         kind: {"efficiency": tidy(price.efficiency), "latency": tidy(price.latency, "us")}
-        | ({"fill": tidy(price.fill, "us")} if price.fill >= 5e-9 else {})
+        | {name: tidy(value, "us") for name, value in (("fill", price.fill), ("overlap", price.overlap)) if value >= 5e-9}
         for kind, price in prices.items()
     }
 
@@ -142,7 +145,12 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
     data["links"] = links(profile.links)
     data["collective_launch"] = tidy(profile.collective_launch, "us")
     data["protocols"] = {
-        key: {"base": tidy(protocol.base, "us"), "links": links(protocol.links)} for key, protocol in profile.protocols.items()
+        key: {"base": tidy(protocol.base, "us")}
+        | ({"widening": tidy(protocol.widening)} if protocol.widening else {})
+        | ({"handover": tidy(protocol.handover, "us")} if protocol.handover else {})
+        | ({"copy_rate": f"{protocol.copy_rate / 1e9:.4g} GB/s"} if protocol.copy_rate < inf else {})
+        | {"links": links(protocol.links)}
+        for key, protocol in profile.protocols.items()
     }
     data["copy_rate"] = f"{profile.copy_rate / 1e9:.4g} GB/s"
     data["overhead"] = overhead
@@ -151,7 +159,8 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
     note["grid"] = GRID.replace("2, 4 and 8", {"l40s": "2"}.get(name, "2 and 8")) if name in ("h200", "b200", "l40s") else GRID
     fitted_to = f"latencies and protocols: {SWEEPS[name][2]}" if between else UNFITTED
     note["rule"] = RULE + old[old.index("nic:") :].replace(UNFITTED, fitted_to)
-    note["errors"] = {key: tidy(value) for key, value in constants.items()}
+    across = {key: error for key, error in note["errors"].items() if " nodes" in key}
+    note["errors"] = across | {key: tidy(value) for key, value in constants.items()}
     note["fit_error"], note["heldout_error"] = note["errors"].pop("fit"), note["errors"]["heldout"]
     note["transports"] = [*LINKS.get(name, ("nvlink",)), *(["nic"] if any(" nodes" in key for key in note["errors"]) else [])]
     note["measured_range"] = {
@@ -192,8 +201,9 @@ def refit(tables: Path, name: str) -> None:
     ]
     rows = [row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks)]
     more = [row for row in sweep_rows(tables)[LARGE[name]] if row.bytes >= 2**30] if name in LARGE else []
-    free, kept = alternate(rows)
-    fitted_profile = one_node([*alternate(together)[0], *more], name, profile, cluster)
+    sends = [row._replace(name="send 2") for row in sweep_rows(tables)[SENT[name]]] if name in SENT else []
+    free, kept = alternate([*rows, *sends])
+    fitted_profile = one_node([*alternate([*together, *sends])[0], *more], name, profile, cluster)
     middle = [row for row in rows if row.ranks == 4 and row.operation != "all_to_all"]
     across = {}
     if middle:

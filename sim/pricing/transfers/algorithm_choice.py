@@ -11,7 +11,7 @@ from typing import NamedTuple
 from sim.collectives import offered
 from sim.grid import Grid
 from sim.pricing.prices import Prices
-from sim.pricing.transfers.nccl_tuning import communicator, limits_of, passed_over
+from sim.pricing.transfers.nccl_tuning import ESTIMATED, by_estimate, communicator, limits_of
 from sim.pricing.transfers.protocols import SIMPLE, considered, split, usable
 from sim.pricing.transfers.sibling_groups import first_alike, kinds, placements, together
 from sim.pricing.transfers.traffic import Traffic
@@ -92,20 +92,20 @@ class AlgorithmChoice(TransferPrices):
         return apart if whole.alone > (1 + NEAR) * min(choice.alone for choice in apart) else [whole]
 
     def _best(self, work: Collective | Send, able: list[Traffic]) -> Choice:
-        passed = self._passed_over(work, able)
-        pairs = self._pairs(work, [way for way in able if way.algorithm != passed])
+        pairs = self._left(work, self._pairs(work, able))
         return min((Choice(*pair, self.alone(pair[0]).seconds(work, *pair)) for pair in pairs), key=lambda choice: choice.alone)
 
-    def _passed_over(self, work: Collective | Send, able: list[Traffic]) -> str:
-        """Of rings and trees the one that NCCL's own estimate rules out, where it has the choice; "" elsewhere."""
-        names = {traffic.algorithm for traffic in able}
-        if isinstance(work, Send) or not {"all_reduce/ring", "all_reduce/tree"} <= names:
-            return ""
-        prices = self._of(able[0]).prices
+    def _left(self, work: Collective | Send, pairs: list[tuple[Traffic, str]]) -> list[tuple[Traffic, str]]:
+        """Those of `pairs` among which NCCL's own estimate leaves the choice."""
+        traffic, prices = pairs[0][0], self._of(pairs[0][0]).prices
         profile = prices.profile
-        if split(work.algorithm, work.operation)[0] != "auto" or "ll" not in profile.protocols or profile.tuner:
-            return ""
-        return passed_over(communicator(self.topology, self.grid, able[0], limits_of(prices.gpu)), work.bytes)
+        if len(pairs) == 1 or isinstance(work, Send) or work.operation not in ESTIMATED or "ll" not in profile.protocols:
+            return pairs
+        group = communicator(self.topology, self.grid, traffic._replace(algorithm=""), limits_of(prices.gpu))
+        if group is None or (group.nodes > 1 and profile.tuner):
+            return pairs
+        by_name = {(each.algorithm, protocol): (each, protocol) for each, protocol in pairs}
+        return [by_name[way] for way in by_estimate(group, list(by_name), work.bytes, profile.sends_ll)]
 
     def ways(self, work: Collective | Send, able: list[Traffic]) -> list[TransferCost]:
         """The cost of `work` on its own by each algorithm of `able` and each usable protocol. Raises UserError when there is

@@ -1,24 +1,30 @@
-"""Whether NCCL runs an all-reduce between nodes by rings or by trees: its own estimate, which is not what either takes.
+"""What NCCL runs a collective by: its own estimate of algorithms and protocols, which is not what they take.
 
-github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth of both, by protocol; the least wins. The
-search for channels (src/graph/search.cc, its second pass) makes rings as fast inside as between nodes; trees of two nodes, whose
-NICs are half as busy, may be up to twice as fast inside. They have as many channels as rings (src/init.cc gives the tree's search
-those of the ring as its most), each of which counts for what such GPUs reach at most: so two nodes of A100 with four or eight
-NICs of 200 Gb/s run rings of large messages, though their trees would be faster (three of four published sweeps of eight NICs
-reach 180 to 190 GB/s, a ring's rate). Where NICs are slow beside NVLink, trees win: two p4de reach 78 GB/s with NICs of 50, two
-nodes of Alps 123 with 100.
+github.com/NVIDIA/nccl src/graph/tuning.cc at 5067397c: latency + bytes / bandwidth by algorithm and protocol; the least wins.
+
+In a node behind an NVSwitch it decides between LL, LL128 and Simple, and whether the switch reduces: two A100 run an all-reduce
+of 1 MiB in Simple, 41 us, though LL would take 23; eight stay in LL. Trees never have the least estimate there.
+
+Between nodes it decides between rings and trees. The search for channels (src/graph/search.cc, its second pass) makes rings as
+fast inside as between nodes; trees of two nodes, whose NICs are half as busy, may be up to twice as fast inside. They have as
+many channels as rings (src/init.cc gives the tree's search those of the ring as its most), each of which counts for what such
+GPUs reach at most: so two nodes of A100 with four or eight NICs of 200 Gb/s run rings of large messages, though their trees
+would be faster (three of four published sweeps of eight NICs reach 180 to 190 GB/s, a ring's rate). Where NICs are slow beside
+NVLink, trees win: two p4de reach 78 GB/s with NICs of 50, two nodes of Alps 123 with 100.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
-from math import log2
+from math import inf, log2
 from typing import NamedTuple
 
 import numpy as np
 
 from sim.grid import Grid
 from sim.pricing.kernel_curves import Hardware
+from sim.pricing.transfers.protocols import P2P, PROTOCOLS
 from sim.pricing.transfers.traffic import Traffic, first_members
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology
@@ -28,9 +34,12 @@ NVLINK, NIC = 0.8, 0.96  # parts of links that NCCL counts: 20 of 25 GB/s of an 
 _BASE = {"ring": (6.6 * US, 14 * US, 8.4 * US), "tree": (6.8 * US, 14 * US, 8.4 * US)}  # LL, LL128, Simple
 _INSIDE = {"ring": (0.6 * US, 1.9 * US, 3.4 * US), "tree": (0.6 * US, 1.25 * US, 4.0 * US)}  # per step over NVLink
 _NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 * US)}
+_IN_SWITCH = 25 * US
 _POST = (1 * US, 1 * US, 3 * US)  # posting to the network, at least, for each step of a ring inside a node
 _LL = 20.4e9, 39e9  # most that LL reaches on more than two nodes, and on two (Intel)
+_LL128 = 0.92  # part of a ring's bandwidth
 _PLATEAU = 1.4  # latency of rings in Simple
+_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # trips around a ring
 # A channel as fast as DOUBLED becomes two of half the rate, above compute capability 8.0 only if there are few channels or it is
 # as fast as that (ncclTopoDupChannels). That a tree's channel has at most 48 GB/s inside (96 on Blackwell) never counts: trees
 # count for less on any GPU, below.
@@ -44,21 +53,35 @@ _CORRECTION = (
 
 
 class Limits(NamedTuple):
-    """Bytes per second that a channel counts for at most; of trees by number of nodes: two, and more."""
+    """What a GPU's generation counts for, in bytes per second.
 
+    In a node: ll: of all channels in LL, at most; in_switch: the part of the links' rate at which the switch reduces. Of a
+    channel at most: ring_ll128; of trees by number of nodes, two and more: tree, tree_ll128. switch_channels: of reductions in
+    the switch in one node, and between nodes (src/transport/nvls.cc).
+    """
+
+    ll: float
+    in_switch: float
     ring_ll128: float
     tree: tuple[float, float]
     tree_ll128: tuple[float, float]
+    switch_channels: tuple[int, int] = (16, 16)
 
 
-VOLTA = Limits(20e9, (18.5e9, 10e9), (20e9, 20e9))
-AMPERE = Limits(20e9, (23.6e9, 17.8e9), (20e9, 20e9))
-HOPPER = Limits(36.7e9, (41.4e9, 36e9), (36.7e9, 29e9))
-BLACKWELL = Limits(40e9, (42.8e9, 24e9), (31.67e9, 20e9))
+# In the switch: efficiency · (channels − 1) / channels, of 16 channels of 20 GB/s (a ring: 360), of 24 that have all 720
+VOLTA = Limits(39e9, 0.0, 20e9, (18.5e9, 10e9), (20e9, 20e9))
+AMPERE = Limits(87.7e9, 0.0, 20e9, (23.6e9, 17.8e9), (20e9, 20e9))
+HOPPER = Limits(141e9, 0.85 * 15 / 16 * 320 / 360, 36.7e9, (41.4e9, 36e9), (36.7e9, 29e9))
+BLACKWELL = Limits(282e9, 0.74 * 23 / 24, 40e9, (42.8e9, 24e9), (31.67e9, 20e9), (24, 32))
+# Channels of a ring in a node: of 40, 60 and 90 GB/s, doubled. Not so on B200: 16 of them would run an all-gather of 16 MiB in
+# LL128, where the 104 us that eight GPUs take belong to Simple (114 of 32 MiB; LL takes 44 of 8)
+_CHANNELS = {VOLTA: 6, AMPERE: 12, HOPPER: 12, BLACKWELL: 8}
 
 
 class Communicator(NamedTuple):
-    """Equally many ranks on each of several nodes. inside, across: bytes per second of its channels in a node, and of NICs."""
+    """Equally many ranks on each of several nodes, or ranks of one. inside, across: bytes per second of its channels in a node,
+    and of NICs.
+    """
 
     ranks: int
     nodes: int
@@ -68,11 +91,27 @@ class Communicator(NamedTuple):
     limits: Limits
 
 
-def passed_over(group: Communicator | None, size: float) -> str:
-    """The algorithm of the two that NCCL does not take for an all-reduce of `size` bytes; "" where it has no say."""
+Way = tuple[str, str]  # "operation/algorithm", protocol
+ESTIMATED = (*_ROUNDS, "all_to_all")  # operations of which an estimate decides
+
+
+def by_estimate(group: Communicator | None, ways: Sequence[Way], size: float, messages: float) -> list[Way]:
+    """The ways among which NCCL's own estimate leaves the choice for a collective of `size` bytes; all where it has no say.
+
+    messages: bytes for one peer up to which an all-to-all inside a node is in LL.
+    """
     if group is None:
-        return ""
-    return "all_reduce/tree" if prefers_rings(group, size) else "all_reduce/ring"
+        return list(ways)
+    if group.nodes > 1:
+        both = {"all_reduce/ring", "all_reduce/tree"} <= {name for name, _ in ways}
+        passed = ("all_reduce/tree" if prefers_rings(group, size) else "all_reduce/ring") if both else ""
+        return [way for way in ways if way[0] != passed]
+    if {protocol for _, protocol in ways} == set(P2P):
+        kept = P2P[int(size / group.ranks > messages)]
+        return [way for way in ways if way[1] == kept]
+    seconds = [_in_node(group, *way, size) for way in ways]
+    least = min(seconds)
+    return [way for way, each in zip(ways, seconds, strict=True) if each == least]
 
 
 def limits_of(gpu: Hardware) -> Limits:
@@ -83,38 +122,55 @@ def limits_of(gpu: Hardware) -> Limits:
 
 @lru_cache(maxsize=4096)
 def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limits) -> Communicator | None:
-    """The first of these groups; None where it is in one node, unevenly spread, or its nodes have no NVLink inside."""
+    """The first of these groups; None where it is unevenly spread, has no NVLink in nodes, or its one node has no NVSwitch."""
     first = first_members(grid, traffic)
     node, each = np.unique(topology.node_of(first), return_counts=True)
-    if len(node) < 2 or len(set(each.tolist())) > 1:
+    if len(set(each.tolist())) > 1 or len(first) < 2:
         return None
     inner = first[topology.node_of(first) == node[0]]
-    other = first[topology.node_of(first) != node[0]][:1]
-    ways = topology.routes(inner, np.repeat(other, len(inner)))
     kind = np.array([name.partition(" ")[0] for name in (*topology.kinds, "")])
-    is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
-    nics = distinct(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
-    across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
-    inside = across
+    inside, switched = 0.0, False
     if len(inner) > 1:
         ways = topology.routes(np.repeat(inner[:1], len(inner) - 1), inner[1:])
         if (kind[topology.kind(ways[ways >= 0])] != "nvlink").any():
             return None
-        inside = NVLINK * float(topology.capacity(distinct(ways[:, 0])).sum())
+        ports = distinct(ways[:, 0])
+        inside, switched = NVLINK * float(topology.capacity(ports).sum()), len(ports) == 1 and bool((ways[:, 1:2] >= 0).any())
+    if len(node) == 1:
+        return Communicator(len(first), 1, inside, 0.0, _CHANNELS[limits], limits) if switched else None
+    other = first[topology.node_of(first) != node[0]][:1]
+    ways = topology.routes(inner, np.repeat(other, len(inner)))
+    is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
+    nics = distinct(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
+    across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
+    inside = inside or across
     channel = min(inside, across) / len(nics)
     doubled = channel >= DOUBLED and (limits in (VOLTA, AMPERE) or len(nics) <= FEW or channel >= ALWAYS_DOUBLED)
     return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits) if across else None
 
 
 def prefers_rings(group: Communicator, size: float) -> bool:
-    """Whether NCCL takes rings for an all-reduce of `size` bytes, and not trees."""
+    """Whether NCCL takes rings for an all-reduce of `size` bytes between nodes, and not trees."""
     return min(_ring(group, size)) <= min(_tree(group, size))
 
 
+def _in_node(group: Communicator, name: str, protocol: str, size: float) -> float:
+    """Seconds inside a node; infinitely many of what NCCL does not run there."""
+    operation, _, algorithm = name.partition("/")
+    steps, limits = _ROUNDS.get(operation, 0) * (group.ranks - 1), group.limits
+    if name == "all_reduce/in_switch" and limits.in_switch:
+        return _IN_SWITCH + size * steps / group.ranks / (2 * limits.in_switch * group.inside)
+    if not steps or algorithm != "ring":
+        return inf
+    rates = min(limits.ll, group.inside / 2), min(_LL128 * group.inside, group.channels * limits.ring_ll128), group.inside
+    at = PROTOCOLS.index(protocol)
+    return _BASE["ring"][at] + steps * _INSIDE["ring"][at] + size * steps / group.ranks / rates[at]
+
+
 def _ring(group: Communicator, size: float) -> list[float]:
-    """Seconds by protocol."""
+    """Seconds between nodes by protocol."""
     ranks, nodes, bandwidth = group.ranks, group.nodes, min(group.inside, group.across)
-    ll128 = min(0.92 * bandwidth, group.channels * group.limits.ring_ll128)
+    ll128 = min(_LL128 * bandwidth, group.channels * group.limits.ring_ll128)
     rates = min(_LL[nodes <= 2], bandwidth / 2), ll128, bandwidth
     net = _NET["ring" if ranks > nodes else "tree"]
     across, inside = 2 * (nodes - 1), 2 * (ranks - nodes)

@@ -3,26 +3,37 @@
 NCCL moves data by three protocols (docs.nvidia.com NCCL_PROTO; github.com/NVIDIA/nccl src/graph/tuning.cc): LL sends a flag with
 every 4 bytes, so it needs no fence and has the shortest hops and half the rate; LL128 a flag with every 120 bytes; Simple sends
 whole chunks and synchronises between them: the slowest hops and the full rate. Grouped point-to-point operations ("p2p", of small
-messages "p2p_ll") and reductions in the switch ("in_switch") run in kernels with costs of their own. The time of one collective
-of S bytes is
+messages "p2p_ll"), single ones ("send", "send_ll": nothing comes back on the same links) and reductions in the switch
+("in_switch") run in kernels with costs of their own. The time of one collective of S bytes is
 
     base + Σ hops·latency + T + √(Σ hops·fill · T) + S/n / copy,    T = Σ max over links of bytes / (capacity · efficiency)
 
 with hops counted by kind of link on the longest path that data takes. The root is what pipelining costs: T cut in k pieces over h
 hops takes (k + h)(a + T/k), least at T + 2√(h·a·T) + h·a; it makes small messages reach less of the rate than large ones, with no
-table of sizes. The last term is a rank's own piece, which it copies without a link.
+table of sizes. The last term is a rank's own piece, which it copies without a link. Two things bound the sum:
+
+* A step takes some time however few bytes it moves, and `overlap` of it passes while they do: Σ hops·overlap of T is not added.
+  In LL each thread has 8 bytes at least (src/enqueue.cc): all-reduces of eight H100 take 18 to 20 us from 16 to 512 KiB, and
+  25 of 1 MiB.
+* NCCL runs a short message in LL by few threads of few channels; from some 16 KiB on base and steps inside a node take longer by
+  a part, `widening`, as all of them must meet.
+
+Reductions in the switch go by loops instead of the root: see sim/pricing/transfers/switch_loops.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf
+from operator import mul
 from typing import Annotated, Any, NamedTuple
 
+import numpy as np
 from pydantic import Field
 
 from sim.collectives import OPERATIONS
-from sim.pricing.transfers.switch_loops import MEASURED
-from topologies.documents.units import Seconds
+from sim.pricing.transfers.switch_loops import Loops, seconds
+from topologies.documents.units import BytesPerSecond, Seconds
 from topologies.fabric import nominal_latency
 from topologies.links.topology import kind_of_link
 from topologies.reading import Config, nearest
@@ -30,7 +41,7 @@ from topologies.reading import Config, nearest
 SIMPLE = "simple"
 PROTOCOLS = ("ll", "ll128", SIMPLE)
 IN_SWITCH, P2P = ("in_switch",), ("p2p_ll", "p2p")
-RACK = "in_switch_rack"  # prices of reductions in the switch among more members of a node than were measured
+SENDS = ("send_ll", "send")  # of one GPU to another while nothing comes back, where that was measured
 COLLNET, IN_SWITCH_COLLNET = ("collnet",), ("in_switch_collnet",)
 OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
     "in_switch": IN_SWITCH,
@@ -38,7 +49,7 @@ OWN_KERNEL = {  # algorithm or operation -> protocols of its kernel
     "in_switch_collnet": IN_SWITCH_COLLNET,
     "collnet_direct": COLLNET,
     "collnet_chain": COLLNET,
-    "send": P2P,
+    "send": SENDS,
     "all_to_all": P2P,
     "all_to_allv": P2P,
     "gather": P2P,
@@ -57,8 +68,11 @@ _FORMATS: dict[str, tuple[float, dict[str, float]]] = {  # part of a line that i
     "ll": (1 / 2, {"nvlink": 0.6e-6, "pcie": 1e-6, "host": 1e-6, "nic": 5e-6}),
     "ll128": (120 / 128, {"nvlink": 1.9e-6, "pcie": 2.5e-6, "host": 2.5e-6, "nic": 8.5e-6}),
 }
+SIMPLE_STEP = 9e-6  # more of a step between nodes in Simple, 14 us, than in LL, 5 (src/graph/tuning.cc)
 RING = "ring_"  # before a protocol's name: its prices for rings
 SWITCHED = 5  # fewest ranks of a node for which NCCL reduces in the switch (observed: 4 H100 form rings, 8 use the switch)
+WIDE = 16 * 1024.0  # bytes at which half of `widening` has come
+BETWEEN = ("nic", "leaf", "spine")  # kinds of links between nodes
 _WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no rank keeps a piece of S/n
 
 
@@ -68,6 +82,7 @@ class LinkPrice(Config):
     efficiency: Annotated[float, Field(ge=1e-6, le=1)]
     latency: Seconds
     fill: Seconds = 0.0  # per step, of cutting the message in pieces: see the formula above
+    overlap: Seconds = 0.0  # of a step, in which its bytes pass: see there
 
 
 class Transport(Config):
@@ -78,6 +93,10 @@ class Transport(Config):
 
     base: Seconds
     links: dict[str, LinkPrice]
+    copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = inf  # at which a rank copies its own piece; inf: the profile's
+    widening: Annotated[float, Field(ge=0, le=10)] = 0.0  # part by which base and steps take longer once all channels are used
+    kernel: Seconds = inf  # of the base, which takes longer then, where a launch is in it that does not; inf: all of it
+    handover: Seconds = 0.0  # for each member, in every loop of a reduction in the switch: sim/pricing/transfers/switch_loops.py
 
 
 def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, LinkPrice]) -> dict[str, LinkPrice]:
@@ -92,7 +111,9 @@ def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, Lin
     for kind, price in simple.items():
         latency = steps["nic"] + further if kind == "spine" and steps else steps.get(kind, price.latency)
         other = LinkPrice.model_construct(
-            efficiency=price.efficiency * share, latency=min(latency, price.latency), fill=price.fill
+            efficiency=price.efficiency * share,
+            latency=min(latency, price.latency),
+            fill=0.0 if name in IN_SWITCH else price.fill,  # whose loops cut messages
         )
         result[kind] = links.get(kind, other)
     return result
@@ -108,11 +129,29 @@ def with_rings(protocols: Mapping[str, Transport], rings: Mapping[str, LinkPrice
     result = dict(protocols)
     for name, price in rings.items():
         network = between_nodes(price, further)
-        result[RING + name] = Transport.model_construct(base=protocols[name].base, links=dict(protocols[name].links) | network)
-        for own in P2P if name == SIMPLE else ():
+        result[RING + name] = _over(protocols[name], network)
+        for own in (*P2P, *SENDS) if name == SIMPLE else ():
             if own in protocols:
-                result[own] = Transport.model_construct(base=protocols[own].base, links=dict(protocols[own].links) | network)
+                result[own] = _over(protocols[own], network)
     return result
+
+
+def with_loops(protocols: Mapping[str, Transport], further: float) -> dict[str, Transport]:
+    """`protocols` with what a step between nodes costs reductions in the switch, whose loops cut messages: by NCCL's own figures
+    so much more than in LL.
+    """
+    result = dict(protocols)
+    for name in IN_SWITCH if "ll" in result else ():
+        if name in result:
+            step, carried = result["ll"].links["nic"].latency + SIMPLE_STEP, result[SIMPLE].links["nic"].efficiency
+            price = LinkPrice.model_construct(efficiency=carried, latency=step, fill=0.0)
+            result[name] = _over(result[name], between_nodes(price, further))
+    return result
+
+
+def _over(protocol: Transport, network: Mapping[str, LinkPrice]) -> Transport:
+    links = dict(protocol.links) | dict(network)
+    return protocol.model_copy(update={"links": links})
 
 
 def between_nodes(price: LinkPrice, further: float) -> dict[str, LinkPrice]:
@@ -120,11 +159,9 @@ def between_nodes(price: LinkPrice, further: float) -> dict[str, LinkPrice]:
     return {"nic": price, "spine": price.model_copy(update={"latency": price.latency + further})}
 
 
-def priced_as(name: str, protocol: str, priced: Mapping[str, Any], members: int = 0) -> str:
-    """The entry of `priced` for `name` = "operation/algorithm" by `protocol`: rings have their own where they were measured, and
-    reductions in the switch among so many `members` of a node.
-    """
-    own = RACK if protocol in IN_SWITCH and members > MEASURED else RING + protocol if name.endswith("/ring") else protocol
+def priced_as(name: str, protocol: str, priced: Mapping[str, Any]) -> str:
+    """The entry of `priced` for `name` = "operation/algorithm" by `protocol`: rings have their own where they were measured."""
+    own = RING + protocol if name.endswith("/ring") else protocol
     return own if own in priced else protocol
 
 
@@ -149,7 +186,7 @@ def with_collnet(protocols: Mapping[str, Transport], simple: Mapping[str, LinkPr
     result.setdefault("collnet", Transport.model_construct(base=0.0, links=inside | network))
     if "in_switch" in protocols:
         switch = protocols["in_switch"]
-        result.setdefault("in_switch_collnet", Transport.model_construct(base=switch.base, links=dict(switch.links) | network))
+        result.setdefault("in_switch_collnet", _over(switch, network))
     return result
 
 
@@ -161,27 +198,39 @@ class Rates(NamedTuple):
     efficiency: Sequence[float]
     fill: Sequence[float]
     copy: float  # bytes per second
+    widening: Sequence[float] = ()  # seconds more of the base and of a step by kind of link, once all channels are used
+    handover: float = 0.0
+    overlap: Sequence[float] = ()
 
 
 class Shape(NamedTuple):
     """The load of an algorithm on links, per byte of S.
 
     hops: by kind of link; wire: seconds of links and switches on the longest path; loads: for each stretch, pairs of a kind and
-    seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own.
+    seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own; loops: of a reduction
+    in the switch.
     """
 
     hops: Sequence[float]
     wire: float
     loads: Sequence[Sequence[tuple[int, float]]]
     own: float
+    loops: Loops | None = None
 
 
-def rates(base: float, links: Mapping[str, LinkPrice], kinds: Sequence[str], copy: float) -> Rates:
+def rates(protocol: Transport, kinds: Sequence[str], copy: float) -> Rates:
     """`Rates` of a profile's numbers. A measured step includes the catalogue's wire latency; a cluster's own counts by link."""
-    priced = [links[kind] for kind in kinds]
+    priced = [
+        protocol.links.get(kind) or protocol.links[kind_of_link(kind)] for kind in kinds
+    ]  # of a fleet's nodes by kind of GPU
     nominal = [nominal_latency(kind_of_link(kind)) for kind in kinds]
     latency = [max(0.0, price.latency - wire) for wire, price in zip(nominal, priced, strict=True)]
-    return Rates(base, latency, [price.efficiency for price in priced], [price.fill for price in priced], copy)
+    inside = [step * (kind_of_link(kind) not in BETWEEN) for step, kind in zip(latency, kinds, strict=True)]
+    widening = [protocol.widening * step for step in (min(protocol.base, protocol.kernel), *inside)] if protocol.widening else ()
+    copy = copy if protocol.copy_rate == inf else protocol.copy_rate
+    efficiency, fill = [price.efficiency for price in priced], [price.fill for price in priced]
+    overlap = [min(price.overlap, step) for price, step in zip(priced, latency, strict=True)]
+    return Rates(protocol.base, latency, efficiency, fill, copy, widening, protocol.handover, overlap if any(overlap) else ())
 
 
 def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list[Any]]:
@@ -195,6 +244,17 @@ def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list
     for count, latency, each in zip(shape.hops, price.latency, price.fill, strict=True):
         hops, fill = hops + count * latency, fill + count * each
     rest = price.base + shape.wire + hops + (fill * sum(transfers)) ** 0.5 + size * shape.own / price.copy
+    if price.overlap:
+        within = sum(map(mul, shape.hops, price.overlap))
+        rest = rest - (np.minimum if isinstance(size, np.ndarray) else min)(sum(transfers), within)
+    if shape.loops:
+        on = {kind: sum(dict(stretch).get(kind, 0.0) for stretch in shape.loads) / efficiency[kind] for kind in shape.loops.kinds}
+        further = sum(shape.hops[kind] * on[kind] for kind in shape.loops.across)
+        inside = max([on[kind] for kind in shape.loops.inside], default=0.0)
+        rest = rest + seconds(shape.loops, size, sum(transfers), size * inside, size * further, price.handover)
+    if price.widening:
+        more = sum(count * step for count, step in zip((1.0, *shape.hops), price.widening, strict=True))
+        rest = rest + more * size**2 / (size**2 + WIDE**2)
     return rest, transfers
 
 
@@ -244,6 +304,8 @@ def usable(name: str, asked: str, priced: Mapping[str, Any]) -> list[str]:
     if own is None:
         return [protocol for protocol in PROTOCOLS if protocol in priced and asked in ("auto", protocol)]
     able = [protocol for protocol in own if protocol in priced]
-    if own == P2P or len(priced) == 1:  # a profile of Simple alone prices everything by it
+    if own == SENDS and not able:
+        own, able = P2P, [protocol for protocol in P2P if protocol in priced]
+    if own in (P2P, SENDS) or len(priced) == 1:  # a profile of Simple alone prices everything by it
         return able or [SIMPLE]
     return able if asked in ("auto", SIMPLE) else []

@@ -15,14 +15,15 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Demand, Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
-from sim.pricing.transfers.protocols import IN_SWITCH, SIMPLE, Rates, Shape, collective_seconds, own_piece, priced_as
-from sim.pricing.transfers.switch_loops import MEASURED, filling
+from sim.pricing.transfers.nccl_tuning import limits_of
+from sim.pricing.transfers.protocols import BETWEEN, SIMPLE, Rates, Shape, collective_seconds, own_piece, priced_as
+from sim.pricing.transfers.switch_loops import Loops
 from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost
 from sim.pricing.transfers.wiring import extent, fullest, sent
 from sim.program import Collective, Send
 from sim.remembered import kept
-from topologies.links.topology import Topology, gpu_kind
+from topologies.links.topology import Topology, gpu_kind, kind_of_link
 
 COPY = "copy"  # the protocol of copies to and from the host
 SHORT = 16  # a stretch that takes less than 1/SHORT of a collective's time on links is not a flow of its own
@@ -42,7 +43,6 @@ class Way(NamedTuple):
     demands: tuple[Demand, ...]
     full: list[float]
     shape: Shape
-    each: int
     table: CollectiveTable | None
     wire: float
 
@@ -96,7 +96,9 @@ class TransferPrices:
             protocols = prices.rates(self.topology.kinds)
             kinds, simple = len(self.topology.kinds), protocols[SIMPLE]
             # a copy has no steps: its links carry what Simple reaches on them
-            copies = simple._replace(base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"))
+            copies = simple._replace(
+                base=0.0, latency=(0.0,) * kinds, fill=(0.0,) * kinds, copy=float("inf"), widening=(), overlap=()
+            )
             rates = self._known.priced[prices] = GroupRates(prices, protocols, copies)
         return rates
 
@@ -161,16 +163,28 @@ class TransferPrices:
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
             own = own_piece(traffic.algorithm.partition("/")[0], ranks_of(self.grid, traffic))
-            shape = self._shapes[traffic] = Shape(tuple(hops), sum(demand.wire for demand in demands), tuple(loads), own)
+            steps = sum(demand.wire for demand in demands)
+            shape = self._shapes[traffic] = Shape(tuple(hops), steps, tuple(loads), own, self._loops(traffic))
         return shape
+
+    def _loops(self, traffic: Traffic) -> Loops | None:
+        """The loops of a reduction in the switch, where the profile has a price for its kernel."""
+        algorithm, priced = traffic.algorithm.partition("/")[2], self._of(traffic).protocols
+        if algorithm not in ("in_switch", "in_switch_tree", "in_switch_collnet") or "in_switch" not in priced:
+            return None
+        nodes, kinds = self._extent(traffic)[1], self.wiring.kinds
+        channels = limits_of(self._of(traffic).prices.gpu).switch_channels[nodes > 1]
+        inside, across = (
+            tuple(number for number, kind in enumerate(kinds) if kind_of_link(kind) in among) for among in (("nvlink",), BETWEEN)
+        )
+        return Loops(fullest(self.topology, self.grid, traffic), channels, nodes, inside, across)
 
     def _way(self, traffic: Traffic, protocol: str) -> Way:
         """See `Way`."""
         way = self._ways.get((traffic, protocol))
         if way is None:
             rates, demands, capacity = self._of(traffic), self.wiring.demands[traffic], self.capacity
-            each = fullest(self.topology, self.grid, traffic) if protocol in IN_SWITCH else 0
-            name = priced_as(traffic.algorithm, protocol, rates.protocols, each)
+            name = priced_as(traffic.algorithm, protocol, rates.protocols)
             price = rates.copies if protocol == COPY else rates.protocols[name]
             links = [[link for link in demand.meets if self._binding[link[0]]] for demand in demands]
             full = [min([capacity[link] / count for link, count in meets], default=0.0) for meets in links]
@@ -178,7 +192,7 @@ class TransferPrices:
             table = self._table(operation, traffic) if demands else None
             own = table if table and algorithm == table.algorithm else None
             shape, wire = self.shape(traffic), self._wire(operation, traffic)
-            way = self._ways[traffic, protocol] = Way(rates, price, demands, full, shape, each, own, wire)
+            way = self._ways[traffic, protocol] = Way(rates, price, demands, full, shape, own, wire)
         return way
 
     def _times(self, work: Collective | Send, traffic: Traffic, way: Way) -> tuple[float, list[float], float]:
@@ -188,8 +202,6 @@ class TransferPrices:
         if not way.demands:
             return 0.0, [], 1.0
         latency, transfers = collective_seconds(way.price, way.shape, work.bytes)
-        if way.each > MEASURED and work.bytes:
-            latency += sum(transfers) * filling(way.each, work.bytes) / work.bytes
         if way.table:  # the formula says how the time divides, the measurement how much it is
             more = self._summing(work, way.table.operation, traffic)
             scale = (way.table.seconds(work.bytes) + more) / (latency + sum(transfers))

@@ -15,6 +15,7 @@ from sim.pricing.transfers.nccl_tuning import (
     VOLTA,
     Communicator,
     Limits,
+    by_estimate,
     communicator,
     limits_of,
     prefers_rings,
@@ -58,7 +59,8 @@ def test_what_the_links_give_a_communicator() -> None:
     topology, grid = load_cluster("dgx-a100", nodes=4).topology(), Grid.of(tp=4, dp=8)
     dp, tp = Traffic("", ("dp",), ()), Traffic("", ("tp",), ())
     assert communicator(topology, grid, dp, AMPERE) == Communicator(8, 4, 240e9, 48e9, 2, AMPERE)  # two of eight NICs
-    assert communicator(topology, grid, tp, AMPERE) is None  # inside a node
+    assert communicator(topology, grid, tp, AMPERE) == Communicator(4, 1, 240e9, 0.0, 12, AMPERE)  # inside a node
+    assert communicator(load_cluster("mi300x").topology(), Grid.of(dp=8), dp, HOPPER) is None  # without a switch
     assert communicator(load_cluster("pcie-l40s", nodes=2).topology(), Grid.of(dp=16), dp, AMPERE) is None
 
 
@@ -89,3 +91,62 @@ def test_two_nodes_of_a100_run_rings_though_trees_would_be_faster() -> None:
     assert first.seconds > second.seconds
     _, (tree,) = lone(cluster.topology(), prices, "all_reduce", 16, [2.0**31], "tree")
     assert lone(cluster.topology(), prices, "all_reduce", 16, [2.0**31], "tree")[0].collective(tree, 0).alone < cost.alone
+
+
+@pytest.mark.parametrize(
+    ("inside", "channels", "limits", "first"),
+    [
+        (240e9, 12, AMPERE, 2**20),  # A100: 19.4 us, then 40.8
+        (360e9, 12, HOPPER, 2**21),  # H100: 14.7 us, then 27.9; H200: 14.3, then 26.8
+        (720e9, 8, BLACKWELL, 2**22),  # B200: 18.9 us, then 36.8; GB200: 19.3, then 38.3
+    ],
+)
+def test_two_gpus_leave_ll_where_their_time_doubles(inside: float, channels: int, limits: Limits, first: int) -> None:
+    """All-reduces of two GPUs behind a switch, measured by powers of two (github.com/ai-dynamo/aiconfigurator, nccl_perf)."""
+    group = Communicator(2, 1, inside, 0.0, channels, limits)
+    ways = [("all_reduce/ring", protocol) for protocol in ("ll", "ll128", "simple")] + [("all_reduce/tree", "ll")]
+    for power in range(9, 30):
+        protocol = "ll" if 2**power < first else "simple"
+        assert by_estimate(group, ways, 2.0**power, 0.0) == [("all_reduce/ring", protocol)]
+
+
+def test_eight_gpus_run_what_their_times_show() -> None:
+    """All-gathers leave LL128 where the measured time nearly doubles: A100 73.5 us of 8 MiB and 135 of 16, H100 68.9 of 16 and
+    125.5 of 32, B200 (from LL) 44.2 of 8 and 103.9 of 16. All-reduces of H100 and B200 are reduced in the switch from 2 and 4 MiB
+    on: 25.4 and 38.2 us, 32.1 and 53.4.
+    """
+    groups = {name: Communicator(8, 1, *rest) for name, rest in _NODES.items()}
+    gathers = [("all_gather/ring", protocol) for protocol in ("ll", "ll128", "simple")]
+    for name, size, before in (("a100", 2**24, "ll128"), ("h100", 2**25, "ll128"), ("b200", 2**24, "ll")):
+        assert by_estimate(groups[name], gathers, size / 2, 0.0) == [("all_gather/ring", before)]
+        assert by_estimate(groups[name], gathers, size, 0.0) == [("all_gather/ring", "simple")]
+    sums = [("all_reduce/ring", "ll"), ("all_reduce/ring", "simple"), ("all_reduce/in_switch", "in_switch")]
+    for name, size in (("h100", 2**21), ("b200", 2**22)):
+        assert by_estimate(groups[name], sums, size / 2, 0.0) == sums[:1]
+        assert by_estimate(groups[name], sums, size, 0.0) == sums[2:]
+
+
+_NODES = {"a100": (240e9, 0.0, 12, AMPERE), "h100": (360e9, 0.0, 12, HOPPER), "b200": (720e9, 0.0, 8, BLACKWELL)}
+
+
+def test_sends_of_an_all_to_all_are_in_ll_up_to_a_size() -> None:
+    group, ways = Communicator(8, 1, *_NODES["h100"]), [("all_to_all/direct", "p2p_ll"), ("all_to_all/direct", "p2p")]
+    assert by_estimate(group, ways, 8 * 16384.0, 16384.0) == ways[:1]
+    assert by_estimate(group, ways, 8 * 16384.0 + 8, 16384.0) == ways[1:]
+    assert by_estimate(group, ways[1:], 1.0, 16384.0) == ways[1:]  # where LL has no price
+
+
+def test_an_algorithm_that_nccl_does_not_have_is_left_alone() -> None:
+    group, ways = Communicator(8, 1, *_NODES["h100"]), [("all_reduce/direct", "ll"), ("all_reduce/direct", "simple")]
+    assert by_estimate(group, ways, 1e6, 0.0) == ways
+    assert by_estimate(None, ways, 1e6, 0.0) == ways
+
+
+def test_a_job_runs_what_nccl_runs_though_another_protocol_would_be_faster() -> None:
+    cluster = load_cluster("dgx-a100")
+    prices = Prices(load_profile("a100"), cluster.node.gpu)
+    ((first, second, *_),) = sweep(cluster.topology(), prices, "all_reduce", 2, [2.0**20])
+    assert (first.name, second.name) == ("ring/simple", "ring/ll")
+    assert first.seconds == pytest.approx(40.8e-6, rel=0.1)
+    ((asked, *_),) = sweep(cluster.topology(), prices, "all_reduce", 2, [2.0**20], "ring/ll")
+    assert (asked.name, asked.seconds) == (second.name, second.seconds)

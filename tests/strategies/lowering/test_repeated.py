@@ -96,9 +96,12 @@ def test_predictions_are_those_of_ops_one_by_one(given: dict[str, Any], monkeypa
 
 
 def test_a_deep_pipeline_is_worked_out_without_its_ops() -> None:
-    """64 stages and 512 microbatches: as many events as there are passes, sends and updates, of which none is an object."""
+    """64 stages and 512 microbatches: as many events as there are passes, sends and updates, of which none is an object.
+
+    Of sequences of 512 tokens four of some 8,600 sends would come to a GPU beside another one, and share its link by events.
+    """
     stages, microbatches = 64, 512
-    job = job_of(nodes=8, layers=stages, pp=stages, accumulation=microbatches)
+    job = job_of(nodes=8, layers=stages, pp=stages, accumulation=microbatches, sequence=256)
     timeline = predict.played(replace(job, model=job.model.model_copy(update={"tied": False})))
     summary = summarise(timeline)
     assert summary.events == 2 * stages * microbatches + 2 * (stages - 1) * microbatches + stages
