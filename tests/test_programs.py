@@ -44,7 +44,7 @@ def program_of(row: str) -> dict[str, Any]:
     model, gpus, cpus, plan = json.loads(row)
     node = {"gpus": gpus, "nics": gpus} | ({"cpu": CPU} if cpus else {})
     fields = next(each for each in MODELS if each["name"] == model)
-    job = read_job(None, {}, model=fields, nodes=2, plan=plan, cluster={"based_on": "dgx-h100", "node": node})
+    job = read_job(None, {}, model=fields, nodes=2, plan={"auto": False} | plan, cluster={"based_on": "dgx-h100", "node": node})
     resolved = job.resolve()
     costs, program = parts(job.model, resolved), lower(job.model, resolved)
     works = [op.work for cohort in program.cohorts for op in cohort.ops]
