@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
@@ -129,22 +130,31 @@ def _idle(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Idle:
     own = np.concatenate([lane, lane, lanes])
     why = np.concatenate([np.full(len(lane), LAUNCH), reason, np.full(len(lanes), at_end)])
     start, end = np.concatenate([since, launched, through]), np.concatenate([launched, until, finish])
-    parts = [
-        Idle(own, start.clip(*edges), end.clip(*edges), np.full(len(own), times), why) for edges, times in _stretches(timeline)
-    ]
+    gaps = own, np.concatenate([since, since, through]), np.concatenate([until, until, finish])  # of which each is a part
+    parts = [Idle(own, start.clip(*edges), end.clip(*edges), times, why) for edges, times in _stretches(timeline, *gaps)]
     idle = Idle(*map(np.concatenate, zip(*parts, strict=True)))
     there = np.flatnonzero(idle.until > idle.since)
     there = there[np.argsort(idle.lane[there], kind="stable")]
     return Idle(idle.lane[there], idle.since[there], idle.until[there], idle.times[there], idle.reason[there])
 
 
-def _stretches(timeline: Timeline) -> list[tuple[tuple[float, float], float]]:
-    """From when to when things happen as often: a last period as often as it is repeated, whatever began before it."""
+def _stretches(timeline: Timeline, lane: Numbers, since: Floats, until: Floats) -> Iterator[tuple[tuple[float, float], Floats]]:
+    """From when to when things happen as often, and how often parts of the gaps between ops of `lane` do, which last from `since`
+    until `until`: in a last period as often as it is repeated, whatever began before it. A gap that goes on into the last period
+    is one that ends each repetition: of the step's last gap of this kind what follows may be another op, for another reason.
+    """
+    once = np.ones(len(since))
     if timeline.period is None:
-        return [((-np.inf, np.inf), 1.0)]
-    end = timeline.period.end
+        yield (-np.inf, np.inf), once
+        return
+    end, often = timeline.period.end, np.full(len(since), 1.0 + timeline.periods)
     begin = end - timeline.period.seconds
-    return [((-np.inf, begin), 1.0), ((begin, end), 1.0 + timeline.periods), ((end, np.inf), 1.0)]
+    whole = (since < begin) & (end <= until)
+    into = (since < begin) & (begin < until) & ~whole
+    beyond = (begin <= since) & (since < end) & (end <= until) & np.isin(lane, lane[into])
+    yield (-np.inf, begin), np.where(into, often, once)
+    yield (begin, end), np.where(beyond, once, often)
+    yield (end, np.inf), once
 
 
 def _launched(timeline: Timeline, lane: Numbers, numbers: Numbers) -> Floats:

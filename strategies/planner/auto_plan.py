@@ -71,7 +71,11 @@ def with_auto_plan(job: Job, kept: frozenset[str] = frozenset()) -> Job:
             raise UserError(f"{job.where}: {field} contradicts plan: auto, which chooses degrees: say global_batch instead")
     key = job.hash, said
     if key not in _CHOSEN:
-        _CHOSEN[key] = _chosen(job, said)
+        try:
+            _CHOSEN[key] = _chosen(job, said)
+        except UserError:
+            job.resolve()  # what is wrong with every plan is said of the plain one
+            raise
     other = replace(job, plan=_CHOSEN[key].plan)
     remark = f"plan: auto: {_CHOSEN[key].why}; as arguments: {arguments_of(job, other)}"
     return replace(other, remarks=(remark, *job.remarks))

@@ -132,6 +132,11 @@ def test_periods_are_of_as_many_microbatches_as_ranks_whatever_their_number() ->
     SMALL,
     96,
 )
+@example(  # the last period ends with a gap before another op than the others
+    {"tp": 1, "pp": 1, "schedule": "1f1b", "data_parallel": "zero3", "overlap_p2p": False, "kernels": "megatron", "recompute": "none"},
+    SMALL,
+    96,
+)
 def test_any_step_is_that_of_a_full_play(plan: dict[str, Any], model: dict[str, Any], microbatches: int) -> None:
     """Bound by its host, by a stage or by the network: what does not settle is played."""
     chunks = {"interleaved": {"chunks": 2}}.get(plan["schedule"], {})

@@ -51,7 +51,7 @@ def test_the_command_says_what_is_left(tmp_path) -> None:
     assert shown.exit_code == 0, shown.output
     assert "p99" in shown.output
     assert (tmp_path / "v.png").stat().st_size > 1000
-    data = json.loads(CliRunner().invoke(main, ["variability", *job, "--json"]).output)
+    data = json.loads(CliRunner().invoke(main, ["variability", *job, "--json"]).stdout)
     assert data["ideal"] < data["mean"]
     assert CliRunner().invoke(main, ["variability", *job, "--gpus", "2"]).exit_code != 0
 
