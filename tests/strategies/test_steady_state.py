@@ -133,7 +133,7 @@ def test_periods_are_of_as_many_microbatches_as_ranks_whatever_their_number() ->
     96,
 )
 @example(  # the last period ends with a gap before another op than the others
-    {"tp": 1, "pp": 1, "schedule": "1f1b", "data_parallel": "zero3", "overlap_p2p": False, "kernels": "megatron", "recompute": "none"},
+    dict(tp=1, pp=1, schedule="1f1b", data_parallel="zero3", overlap_p2p=False, kernels="megatron", recompute="none"),
     SMALL,
     96,
 )
