@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
 
 
+FOUND = "plan: auto: "  # how the remark on a plan that was found begins
+
+
 @dataclass(frozen=True)
 class Auto:
     """Of a plan that is found (`plan: auto`): what was said of it, with the default of every other field, which fields those are,
@@ -99,6 +102,16 @@ class Job:
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"source": None}  # what it was read from may not be for other processes
+
+    @property
+    def said(self) -> frozenset[str]:
+        """Fields that were said of a plan that is found, or was; none of one that was said whole."""
+        return self.auto.said if self.auto else frozenset()
+
+    @property
+    def own_remarks(self) -> tuple[str, ...]:
+        """The remarks but for the one on a plan that was found."""
+        return tuple(remark for remark in self.remarks if not remark.startswith(FOUND))
 
     def resolve(self) -> Resolved:
         """The plan with its defaults filled in; UserError when it does not fit the model or the cluster."""

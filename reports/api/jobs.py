@@ -60,11 +60,7 @@ def _by_hand(job: Job, changes: dict[str, Any]) -> Job:
 
 def stated(job: Job) -> Job:
     """The job as it was said, without the plan that was found for it."""
-    return replace(job, plan=job.auto.plan, remarks=_without_found(job)) if job.auto else job
-
-
-def _without_found(job: Job) -> tuple[str, ...]:
-    return tuple(remark for remark in job.remarks if not remark.startswith("plan: auto: "))
+    return replace(job, plan=job.auto.plan, remarks=job.own_remarks) if job.auto else job
 
 
 def axes_of(vary: Vary) -> list[Axis]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 from math import exp
-from statistics import NormalDist
 from typing import TYPE_CHECKING, Any
 
 from reports.formatting import bar, count, counted, digits, dollars, percent, plural, size, span, tokens_text
@@ -14,6 +13,7 @@ from sim.runs.replications import Estimate
 from sim.runs.segment import blocked
 from sim.runs.spec import Saving
 from strategies.planner.arguments import as_arguments
+from strategies.planner.uncertainty import NORMAL
 from strategies.resilience.run_spec import NEVER, Prepared
 from strategies.resilience.runs import Alternative, RunAnswer
 from topologies.costs import Rates
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 WORTH = 0.0005  # of goodput, below which a change is not shown
 MOST = 6  # changes
-Z80 = NormalDist().inv_cdf(0.9)  # standard deviations around the mean that hold 80 %
 
 
 def overview(
@@ -118,7 +117,7 @@ def _spread(prepared: Prepared) -> str:
     """How unlike clusters of this kind are: each run has a rate of its own."""
     if not prepared.spec.rate_spread:
         return ""
-    factor = exp(Z80 * prepared.spec.rate_spread)
+    factor = exp(NORMAL * prepared.spec.rate_spread)
     between = f"{span(prepared.mtbf / factor)}–{span(prepared.mtbf * factor)}"
     return f" (median; {between} in 80 % of runs, as published clusters differ)"
 

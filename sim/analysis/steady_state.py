@@ -44,9 +44,8 @@ def repeats(timeline: Timeline, period: int) -> bool:
     """Whether the last microbatches of the first lane's first chunk follow those `period` before them at one distance: a step in
     which they do not is in no steady state.
     """
-    starts = _starts(timeline)
-    distance = starts[period:] - starts[:-period]
-    return bool((distance[-max(period // 2, FEW) :] == distance[-1:]).all())
+    distance = _last_distances(timeline, period)
+    return bool((distance == distance[-1:]).all())
 
 
 def is_apart(timeline: Timeline, period: int) -> bool:
@@ -54,14 +53,19 @@ def is_apart(timeline: Timeline, period: int) -> bool:
     same on all lanes: replicas that an effect makes unlike wait for each other at the end of a step only, and are never in one
     steady state.
     """
-    distances = set[float]()
-    for lane in (number for number, lane in enumerate(timeline.lanes) if not lane.cohort):
-        starts = _starts(timeline, lane)
-        distance = (starts[period:] - starts[:-period])[-max(period // 2, FEW) :]
+    distances, lanes = set[float](), [number for number, lane in enumerate(timeline.lanes) if not lane.cohort]
+    for lane in lanes if len(lanes) > 1 else ():
+        distance = _last_distances(timeline, period, lane)
         if (distance != distance[-1:]).any():
             return False
         distances |= set(distance.tolist())
     return len(distances) > 1
+
+
+def _last_distances(timeline: Timeline, period: int, lane: int = 0) -> Floats:
+    """At which the last microbatches of a lane's first chunk follow those `period` before them."""
+    starts = _starts(timeline, lane)
+    return (starts[period:] - starts[:-period])[-max(period // 2, FEW) :]
 
 
 def settles_after(timeline: Timeline) -> int | None:

@@ -156,8 +156,8 @@ def _gathered(rank: RankShapes, rows: Rows, label: str) -> tuple[Items, Items]:
     name = "ep" if plan.ep > 1 else "tp"
 
     def along(operation: str, what: str, size: float, width: float) -> Items:
-        items = rank.along(name, rows.sharing, operation, what, size * rank.local_tokens * rows.sharing, width=width)
-        return tuple(replace(item, along=axes) for item in items if isinstance(item, Collective))
+        whole = size * rank.local_tokens * rows.sharing
+        return rank.along(name, rows.sharing, operation, what, whole, width=width, axes=axes)
 
     tokens, weights = rank.element * rank.model.hidden, rank.element * experts
     there, back = along("all_gather", label, tokens, rank.element), along("reduce_scatter", label, tokens, rank.element)
@@ -178,9 +178,9 @@ def _swapped(rank: RankShapes, rows: Rows, label: str, width: int) -> Items:
     experts.
     """
     plan, size = rank.resolved, rows.sent * rows.once * width * rank.model.hidden
-    along = plan.spreading if len(plan.spreading) > 1 else ()
-    inside = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width)
-    swap: Items = tuple(replace(item, along=along, sms=rows.sms) for item in inside if isinstance(item, Collective))
+    axes = plan.spreading if len(plan.spreading) > 1 else ()
+    inside = rank.along("ep", plan.ep // plan.ep_nodes, "all_to_all", label, size, width=width, axes=axes)
+    swap: Items = tuple(replace(item, sms=rows.sms) for item in inside if isinstance(item, Collective))
     if not plan.routed_nodes:
         return swap
     once, named = size / rows.once / rows.moe.chosen * plan.routed_nodes, f"{label} across nodes"

@@ -223,15 +223,24 @@ class RankShapes:
         return self.along("tp", self.tp, operation, label, size, width=width)
 
     def along(
-        self, axis: str, degree: int, operation: str, label: str, size: float, algorithm: str = "", width: float = 0
+        self,
+        axis: str,
+        degree: int,
+        operation: str,
+        label: str,
+        size: float,
+        algorithm: str = "",
+        width: float = 0,
+        *,
+        axes: tuple[str, ...] = (),
     ) -> Items:
         """A collective along `axis` over a full buffer of `size` bytes, in elements of `width` bytes (an activation's);
-        nothing when its degree is 1.
+        nothing when its degree is 1. axes: those of its group where they are others (`Collective.along`).
         """
         if degree == 1:
             return ()
         algorithm, width = algorithm or self.resolved.algorithm, width or self.element
-        return (Collective(operation, float(size), axis, label, algorithm, width=width),)
+        return (Collective(operation, float(size), axis, label, algorithm, width=width, along=axes),)
 
     def gather(self, label: str, phase: str, features: int = 0, width: float = 0, fused: bool = True) -> Items:
         """All tokens of `features` (hidden) from the 1/tp of every rank, elements of `width` bytes (an activation's); nothing

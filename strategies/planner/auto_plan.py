@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from strategies.job import Job
+from strategies.job import FOUND, Job
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.advise import advise, best_of
 from strategies.planner.arguments import arguments_of
@@ -65,7 +65,7 @@ def with_auto_plan(job: Job, kept: frozenset[str] = frozenset()) -> Job:
     that says why, with arguments for the same. Raises UserError for fields that contradict a choice of degrees, and where no plan
     of the space fits the model or the cluster.
     """
-    said = kept | (job.auto.said if job.auto else frozenset())
+    said = kept | job.said
     for field in OF_THE_BATCH:
         if field in said:
             raise UserError(f"{job.where}: {field} contradicts plan: auto, which chooses degrees: say global_batch instead")
@@ -77,7 +77,7 @@ def with_auto_plan(job: Job, kept: frozenset[str] = frozenset()) -> Job:
             job.resolve()  # what is wrong with every plan is said of the plain one
             raise
     other = replace(job, plan=_CHOSEN[key].plan)
-    remark = f"plan: auto: {_CHOSEN[key].why}; as arguments: {arguments_of(job, other)}"
+    remark = f"{FOUND}{_CHOSEN[key].why}; as arguments: {arguments_of(job, other)}"
     return replace(other, remarks=(remark, *job.remarks))
 
 

@@ -65,10 +65,8 @@ def _found(job: Job, kept: frozenset[str]) -> Answer:
 
 def _with(job: Job, plan: Plan, kept: frozenset[str]) -> Job:
     """The job with what the search for another one chose."""
-    said = kept | (job.auto.said if job.auto else frozenset())
-    chosen = {name: getattr(plan, name) for name in CHOSEN if name not in said}
-    remarks = tuple(remark for remark in job.remarks if not remark.startswith("plan: auto: "))  # which is of its own
-    return replace(job, plan=job.plan.model_copy(update=chosen), remarks=remarks)
+    chosen = {name: getattr(plan, name) for name in CHOSEN if name not in kept | job.said}
+    return replace(job, plan=job.plan.model_copy(update=chosen), remarks=job.own_remarks)
 
 
 def _place(answer: Answer) -> tuple[bool, bool, float]:

@@ -85,7 +85,7 @@ def ask(
 
 def _kept(own: Job | str, changes: Changes) -> frozenset[str]:
     """Fields of a plan that are said where it is found anew: by the inputs, or by a job that leaves the others to be found."""
-    said = own.auto.said if isinstance(own, Job) and own.auto else frozenset()
+    said = own.said if isinstance(own, Job) else frozenset()
     return frozenset(name for name in CHOSEN if name in said or f"plan.{name}" in changes)
 
 

@@ -189,19 +189,13 @@ def _bounds(protocols: Sequence[str], kinds: Sequence[str]) -> Bounds:
 def inside(profile: Profile, kinds: Sequence[str]) -> tuple[Bounds, Free]:
     """Free numbers of the three protocols over links of `kinds` inside a node, and the profile that they make."""
     free: Bounds = {"copy": COPY} | _bounds(PROTOCOLS, kinds)
+    known = {name: transport.links for name, transport in profile.protocols.items()} | {SIMPLE: profile.links}
 
     def profile_of(values: Mapping[str, float]) -> Profile:
         parts = {}
         for protocol in PROTOCOLS:
-            old = (
-                profile.links
-                if protocol == SIMPLE
-                else profile.protocols[protocol].links
-                if protocol in profile.protocols
-                else {}
-            )
             most = {kind: 1.0 if protocol == SIMPLE else values[f"{SIMPLE}.{kind}.efficiency"] for kind in kinds}
-            links = dict(old) | {kind: _link(values, f"{protocol}.{kind}", most[kind]) for kind in kinds}
+            links = dict(known.get(protocol, {})) | {kind: _link(values, f"{protocol}.{kind}", most[kind]) for kind in kinds}
             parts[protocol] = _transport(values, protocol, links)
         simple = parts.pop(SIMPLE)
         own = {name: transport for name, transport in profile.protocols.items() if name not in PROTOCOLS}

@@ -211,8 +211,7 @@ def _swap(rank: RankShapes, tensors: dict[str, float]) -> Operator:
 def _along(rank: RankShapes, operation: str, label: str, size: float, algorithm: str = "", width: float = 0) -> Items:
     """A collective of the cp ranks: see `RankShapes.along`."""
     axes = rank.resolved.attending
-    every = rank.along("cp", rank.cp, operation, label, size, algorithm, width)
-    return every if axes == ("cp",) else tuple(replace(item, along=axes) for item in every if isinstance(item, Collective))
+    return rank.along("cp", rank.cp, operation, label, size, algorithm, width, axes=() if axes == ("cp",) else axes)
 
 
 def gathers(rank: RankShapes) -> bool:
