@@ -145,7 +145,9 @@ def _held(name: str, part: LayerCost, count: int, plan: Resolved, tensors: dict[
         elements = dense / (plan.shards if sharded else 1)
         elements += experts / (plan.expert_sharers(plan.shards) if sharded else 1)
         states[kind] = 0.0 if offloaded.get(kind) else width * elements
-    if "optimizer" in states:
+    if part.name in plan.outside_optimizer:
+        states["optimizer"] = 0.0
+    elif "optimizer" in states:
         states["optimizer"] += states_beside(plan, [part]).sharded(plan, plan.shards if "optimizer" in plan.hook.shards else 1)
     states["parameter"] += part.frozen_bytes / (plan.shards if "parameter" in plan.hook.shards else 1)
     return PartMemory(name, count, part.parameters + part.frozen, part.parameters, states, part.saved, part.restored, tensors)
@@ -158,10 +160,13 @@ def _states(plan: Resolved, worst: StageMemory, mine: list[PartMemory]) -> Itera
     for kind, width in textbook.items():
         held = worst.kinds.get(kind, 0.0) / parameters if parameters else 0.0
         planned = plan.bytes_of_states[kind] * trained
+        reasons = [f"{100 * trained:.3g} % of the parameters are trained"] if trained < 1 and kind != "parameter" else []
+        if kind == "optimizer" and plan.outside_optimizer:
+            planned = sum(each.count * each.states[kind] for each in mine) / parameters
+            reasons.append(f"the optimizer is not given the {' and the '.join(plan.outside_optimizer)}")
         if kind == "parameter" and trained < 1:  # frozen ones may be narrower
             shards = plan.shards if kind in plan.hook.shards else 1
             planned = sum(each.count * each.states[kind] for each in mine) * shards / parameters
-        reasons = [f"{100 * trained:.3g} % of the parameters are trained"] if trained < 1 and kind != "parameter" else []
         narrow = plan.lora is not None and plan.lora.bytes_per_weight is not None and kind == "parameter"
         reasons += [f"frozen matrices of layers in {plan.lora.weights}"] if narrow and plan.lora else []
         yield StateCount(kind, width, planned, held, "; ".join([*reasons, *_reasons(plan, kind, width)]))

@@ -186,10 +186,7 @@ class _Lowering:
             states["parameter"] *= self.schedule.versions(stages[0].rank, plan.pp)
         for kind in stages[0].host.takes(self.hook.shards):
             states[kind] = 0
-        resident = tuple(
-            (kind, width * sum(stage.sharded(self.hook.shares(stage, kind)) for stage in stages))
-            for kind, width in states.items()
-        )
+        resident = tuple((kind, width * sum(self._elements(stage, kind) for stage in stages)) for kind, width in states.items())
         shards = plan.shards if "optimizer" in self.hook.shards else 1
         beside = sum(states_beside(plan, stage.parts).sharded(plan, shards) for stage in stages)
         resident += (("optimizer", beside),) if beside else ()
@@ -202,6 +199,11 @@ class _Lowering:
         stages[0].cohort.hosted = sum(
             (stage.host.held(plan.shards, stage.sharded(plan.shards), stage.parts) for stage in stages), ()
         )
+
+    def _elements(self, stage: Stage, kind: str) -> float:
+        """Elements of a stage of whose states of that kind a rank has some."""
+        shares = self.hook.shares(stage, kind)
+        return stage.updated(shares) if kind == "optimizer" else stage.sharded(shares)
 
     def _tie(self, stage: Stage, ranks: tuple[int, int]) -> None:
         """First and last rank sum the gradients of the embedding that they share."""

@@ -208,7 +208,7 @@ class Stage(StagePasses):
     @once
     def _update(self, shards: float, gradient_shards: int) -> tuple[Block, Memory]:
         """The block of an update, and what it takes while it runs."""
-        count, gradients = self.sharded(shards), self.sharded(gradient_shards)
+        count, gradients = self.updated(shards), self.sharded(gradient_shards)
         plan, replicated = self.plan, self._replicated(gradient_shards)
         rest = left_to_adam(plan, self.parts) / shards
         second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * rest, "fp32")

@@ -137,6 +137,11 @@ class StageParts:
         experts = sum(count * part.experts for part, count in self.kinds)
         return (self.parameters - experts) / shards + experts / self.plan.expert_sharers(shards)
 
+    def updated(self, shards: float) -> float:
+        """Elements of `sharded` that the optimizer is given."""
+        outside = sum(count * part.parameters for part, count in self.kinds if part.name in self.plan.outside_optimizer)
+        return self.sharded(shards) - outside / shards
+
     @property
     def expert_shards(self) -> int:
         """How many ranks share the states of the same experts."""

@@ -1,5 +1,6 @@
 """Fields of a plan that say which parameters are trained: adapters beside frozen weights (`lora`), or a part of the model
-(`freeze`); and, of each part of a model, what follows for its backward pass.
+(`freeze`), and which the optimizer is not given (`outside_optimizer`); and, of each part of a model, what follows for its
+backward pass.
 
 LoRA (Hu et al. 2021, arXiv:2106.09685) puts two thin matrices beside a frozen one: W·x + (α/r)·B·A·x, with A of r × in and B of
 out × r elements. DoRA (Liu et al. 2024, arXiv:2402.09353) trains the lengths of the sum's rows apart from their directions. QLoRA
@@ -174,6 +175,19 @@ class FineTuning(Config):
         exclude_if=unsaid,
         description="parts that are not trained: {layers: 8} freezes the embedding and the first 8 layers",
     )
+    outside_optimizer: tuple[Literal["embedding", "head"], ...] = Field(
+        (),
+        max_length=2,
+        exclude_if=unsaid,
+        description="parts whose gradients are made and reduced, but whose parameters the optimizer is not given (in no "
+        "param_groups of PyTorch's): no optimizer states and no update; the head with the norm before it",
+    )
+
+    @field_validator("outside_optimizer")
+    @classmethod
+    def _each_once(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        """In the model's order."""
+        return tuple(sorted(set(given)))
 
     @property
     def trains_all(self) -> bool:

@@ -19,7 +19,7 @@ from strategies.plan.rules.computing import computes, recomputed
 from strategies.plan.rules.data_parallel import belongs, neighbours, quantises, shares
 from strategies.plan.rules.degrees import divides, exchanges, synchronised
 from strategies.plan.rules.experts import experts
-from strategies.plan.rules.fine_tuning import fine_tunes
+from strategies.plan.rules.fine_tuning import fine_tunes, leaves_out
 from strategies.plan.rules.modules import traceable
 from strategies.plan.rules.schedules import asynchronous, blocks, partial
 from strategies.schedules import schedules
@@ -309,6 +309,7 @@ STEPS: tuple[Step, ...] = (
     _rule(lambda plan, filled, to: synchronised(plan, filled["dp"])),
     _rule(lambda plan, filled, to: quantises(plan, filled["dp"], to.per_node)),
     _rule(lambda plan, filled, to: fine_tunes(plan, to.model, filled["layers"])),
+    _rule(lambda plan, filled, to: leaves_out(plan, to.model)),
     Step(
         "global_batch",
         lambda plan, filled, to: sum(filled["sequences_per_replica"]) or _sequences(plan, filled["dealt"], filled["dp"]),

@@ -2,10 +2,11 @@
 
 Saved are weights as they are computed with, and the optimizer's states with the master weights: 14 bytes per parameter for Adam
 in mixed precision, 12 where PyTorch's FSDP has masters alone. Second copies of a tied embedding and of stages (Chimera, DualPipe)
-are not saved again, but read. Of frozen parameters there are weights alone, and with LoRA these are not saved again (PEFT's
-save_pretrained), but read on a restart. What several ranks have is saved once. With `parallel` saves every rank writes a part
-of what it shares with others (torch.distributed.checkpoint, Megatron-LM's --ckpt-fully-parallel-save); otherwise the first of
-those ranks writes all of it, and of sharded states each rank its shard (torch.save, Megatron-LM before).
+are not saved again, but read. Of frozen parameters, and of those that the optimizer is not given, there are weights alone, and
+with LoRA frozen ones are not saved again (PEFT's save_pretrained), but read on a restart. What several ranks have is saved once.
+With `parallel` saves every rank writes a part of what it shares with others (torch.distributed.checkpoint, Megatron-LM's
+--ckpt-fully-parallel-save); otherwise the first of those ranks writes all of it, and of sharded states each rank its shard
+(torch.save, Megatron-LM before).
 """
 
 from __future__ import annotations
@@ -61,11 +62,17 @@ def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
         replicated = sum(part.replicated for part in stage)
         dense = sum(part.parameters for part in stage) - experts - replicated
         beside = states_beside(resolved, stage)
+        outside = [part for part in stage if part.name in resolved.outside_optimizer]
+        again = sum(part.replicated for part in outside)
+        stateless = sum(part.parameters for part in outside) - again + again / resolved.tp  # of each tp rank
         unique = dense * resolved.tp + replicated + experts * resolved.tp * spread
-        saved = unique * (weight + states) + beside.dense + beside.experts * spread + still[rank]
+        saved = (
+            unique * (weight + states) - stateless * resolved.tp * states + beside.dense + beside.experts * spread + still[rank]
+        )
         total += saved
         loads[rank] += sum(part.frozen_bytes for part in stage) / whole
         loads[rank] += (dense + replicated) * weight / whole + experts * weight / max(1, whole // spread)
+        loads[rank] -= sum(part.parameters for part in outside) * states / sharded
         loads[rank] += (dense + replicated) * states / sharded + experts * states / max(1, sharded // spread)
         loads[rank] += beside.sharded(resolved, sharded)
         ranks = grid.groups(("dp", "cp", "tp", "ep", "ep_node", "replica"), {"pp": rank}).ravel()
@@ -76,7 +83,7 @@ def checkpoint_size(job: Job, parallel: bool = True) -> CheckpointSize:
             write[writing] += still[rank] / len(writing)
             one, shared = dense + replicated / resolved.tp, ("dp", "cp", "replica")
             for elements, more, axes, equal in (
-                (one, beside.dense, (*shared, "ep", "ep_node"), copies),
+                (one, beside.dense - stateless * states, (*shared, "ep", "ep_node"), copies),
                 (experts, beside.experts, (*resolved.expert_sharing, "replica"), copies // spread),
             ):
                 first = grid.groups(axes, {"pp": rank})[:, 0]  # of the ranks with equal parameters

@@ -1,4 +1,6 @@
-"""What adapters and frozen parts (`strategies.plan.fine_tuning`) exclude, and what they are not written down for."""
+"""What adapters, frozen parts and parts outside of the optimizer (`strategies.plan.fine_tuning`) exclude, and what they are not
+written down for.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from strategies.models.model import Model
+from strategies.optimizers import optimizer_called
 from strategies.plan.fine_tuning import FC1, FUSED, QKV, Freeze, Lora, trained_parts
 
 if TYPE_CHECKING:
@@ -34,6 +37,25 @@ def fine_tunes(plan: Plan, model: Model, layers: tuple[int, ...]) -> Iterator[st
     elif plan.pp > 1 and lowest >= layers[0]:
         yield f"{said} with pp={plan.pp}: the first pipeline stage (embedding and {layers[0]} layers) has nothing to train"
     yield from _together(plan, model, said)
+
+
+def leaves_out(plan: Plan, model: Model) -> Iterator[str]:
+    """Parts that the optimizer is not given."""
+    if not plan.outside_optimizer:
+        return
+    said = f"outside_optimizer={'+'.join(plan.outside_optimizer)}"
+    if model.tied and model.head:
+        yield f"{said} contradicts the tied embedding of {model.name}: one matrix is both"
+    unknown = {
+        f"data_parallel={plan.data_parallel}": plan.data_parallel != "ddp",
+        "offload": plan.offload is not None,
+        f"optimizer={plan.optimizer}": optimizer_called(plan.optimizer).of_matrices is not None,
+        "lora or freeze": not plan.trains_all,
+        f"the traced module {model.name}": model.module is not None,
+        f"the encoder and decoder of {model.name}": model.family == "encoder_decoder",
+        f"mtp={model.mtp}": bool(model.mtp),
+    }
+    yield from (f"{said} is not simulated with {what}" for what, there in unknown.items() if there)
 
 
 def _frozen(freeze: Freeze, model: Model) -> Iterator[str]:

@@ -60,6 +60,7 @@ ELSEWHERE = frozenset(
         "loss_as_layer",
         "gradient_sync",  # but see `accumulation`
         "optimizer",
+        "outside_optimizer",
         "offload",
         "order",
     }

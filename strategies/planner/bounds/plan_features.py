@@ -63,8 +63,10 @@ def columns(plans: Candidates, profile: Profile) -> dict[str, Floats]:
 
 def _shared(plan: Resolved) -> tuple[float, ...]:
     hook, shards = hook_of(plan.data_parallel), plan.shards
-    own = [shards if state in hook.shards else 1 for state in _STATES]
+    own: list[float] = [shards if state in hook.shards else 1 for state in _STATES]
     elsewhere = offloaded(plan.offload, hook.shards)
+    if plan.outside_optimizer:  # of which parameters is not looked at
+        own[2] = NOTHING
     there = [NOTHING if state in elsewhere else ranks for state, ranks in zip(_STATES, own, strict=True)]
     return *there, own[2], own[1]
 

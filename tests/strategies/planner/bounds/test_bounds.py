@@ -82,6 +82,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "packing": st.sampled_from([{"lengths": [4]}, {"lengths": [2, 3, 30]}]),
     "lora": st.sampled_from([{"rank": 8, "targets": "attention"}, {"rank": 8, "targets": ["q_proj"], "weights": "nf4"}]),
     "freeze": st.sampled_from([{"layers": 1}, {"layers": 1, "embedding": False}, {"layers": 0, "head": True}]),
+    "outside_optimizer": st.sampled_from([["head"], ["embedding"]]),
     "flat_parameters": st.just(True),
     "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1),
