@@ -89,7 +89,7 @@ class KernelSet:
     unpads: bool = False  # fused attention is given tokens that are gathered before it and put back after it
     loss_metrics: int = 0  # how many times more the cross entropy is computed
     waits_before_passes: bool = False  # the host waits for the GPU before every pass
-    times_parts: bool = False  # and before every layer, the embedding and the head
+    times_parts: bool = False  # and before every layer, the embedding and the head, whose collectives follow their kernels
     fp16_loss: bool = False  # logits are not cast to fp32
 
     flat_parameters: bool = False  # zero3 is FSDP1, whose units are flat parameters

@@ -9,7 +9,7 @@ from functools import lru_cache
 from itertools import groupby, pairwise, zip_longest
 from typing import NamedTuple
 
-from sim.program import Block, Item, Join, Kernel, Run, SharedItems, Start
+from sim.program import Block, Collective, Item, Join, Kernel, Run, SharedItems, Start
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.tensor_overlap import Items, interleaved
 from strategies.plan.computing import BYTES
@@ -62,6 +62,18 @@ def called(every: tuple[Run, ...], calls: str) -> tuple[Run, ...]:
             left = (Run(times - 1, items),) if times > 1 else ()
             return (*every[:at], Run(1, _called(items, calls)), *left, *every[at + 1 :])
     return every
+
+
+def collectives_last(every: tuple[Run, ...]) -> tuple[Run, ...]:
+    """Runs in each of which the collectives that kernels wait for follow all kernels."""
+    return tuple(Run(times, _collectives_last(items)) for times, items in every)
+
+
+@lru_cache(maxsize=4096)
+def _collectives_last(items: Items) -> Items:
+    """One object for all stages: see `_cut`."""
+    last = [item for item in items if isinstance(item, Collective)]
+    return SharedItems((*(item for item in items if not isinstance(item, Collective)), *last)) if last else items
 
 
 @lru_cache(maxsize=4096)

@@ -13,7 +13,7 @@ from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Coh
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
-from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, runs, workspace
+from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, collectives_last, runs, workspace
 from strategies.lowering.host import Host
 from strategies.lowering.stage_ops import StageOps
 from strategies.lowering.stage_parts import StageParts, once
@@ -283,6 +283,8 @@ class StagePasses(StageParts):
         every = runs(parts, direction, start.left, end.left)
         if self.piped and (end == Cut(0) if direction == FORWARD else start == self._begin(None)):
             every = called(every, PIPELINE_PASS)
+        if self._timed:
+            every = collectives_last(every)
         return Block(direction, every), allocated, freed
 
     def _making(self, start: Cut, end: Cut) -> Making:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from sim.pricing.op_costs import CALLS
-from sim.program import Block, Kernel
+from sim.pricing.op_costs import CALLS, OpCosts
+from sim.program import Block, Kernel, Run
 from strategies.layers.layer_cost import joined
 from strategies.layers.model_costs import parts
 from strategies.lowering.lower import lower
@@ -13,6 +13,7 @@ from strategies.models.model import Model
 from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from strategies.predict import played
+from strategies.read_job import read_job
 from tests.strategies.layers.conftest import GPT, kernels, resolved
 from topologies.reading import UserError
 
@@ -59,6 +60,26 @@ def test_parts_whose_times_are_taken_hide_nothing_behind_each_other(toy_job) -> 
     bends = [before - 2 * here + after for before, here, after in over]
     assert bends == pytest.approx([0.0, 0.0], abs=1e-9)
     assert step(4, 2, timed=True) > step(4, 2, timed=False) + 1e-4
+
+
+def test_collectives_are_parts_of_their_own_where_times_of_parts_are_taken() -> None:
+    """They follow the kernels of their layer, and add to its time whatever they take: behind launches they would be hidden."""
+
+    def hidden(timed: bool) -> list[float]:
+        plan = {"auto": False, "tp": 8, "kernels": "apex", "microbatch": 8, "framework": {"timed_parts": timed}}
+        timeline = played(read_job(model=GPT | {"hidden": 512, "context": 1024}, cluster="dgx-a100", plan=plan))
+        blocks = {op.work: None for op in timeline.program.cohorts[0].ops if isinstance(op.work, Block)}
+        return [_hidden(block, timeline.op_costs) for block in blocks]
+
+    assert max(hidden(timed=True)) <= 0
+    assert max(hidden(timed=False)) > 100e-6
+
+
+def _hidden(block: Block, costs: OpCosts) -> float:
+    """Seconds of a block's collectives that it does not take longer for, where it waits for launches."""
+    kernels = (Run(times, [item for item in items if isinstance(item, Kernel)]) for times, items in block.runs)
+    collectives = sum(times * costs.collective(work, 0).alone for times, work in block.collectives)
+    return costs.block(Block("kernels", tuple(kernels)), 0).critical + collectives - costs.block(block, 0).critical
 
 
 def test_only_whole_passes_have_parts_that_are_timed(toy_job) -> None:
