@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.op_columns import RepeatedCohort
-from sim.program import CACHED, COMPUTE, MEMORY_KINDS, Block, Cohort, Memory, Op, Send, Work
+from sim.program import CACHED, COMPUTE, MEMORY_KINDS, STREAM_POOLS, Block, Cohort, Memory, Op, Send, Work
 from sim.remembered import remembered
 
 UPDATE = "optimizer"  # the block of an update, which gives back all that it takes
-KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED))}
+KINDS = {kind: number for number, kind in enumerate((*MEMORY_KINDS, CACHED, *STREAM_POOLS))}
 Integers = NDArray[np.int64]
 
 

@@ -26,8 +26,10 @@ SIDE_STREAM = "beside"  # the stream of collectives that a block starts and join
 SIDE_STREAM_ACROSS_NODES = "beside across nodes"  # exchanges between nodes, beside others inside nodes
 
 MEMORY_KINDS = ("parameter", "gradient", "optimizer", "activation", "temporary", "buffer")
-# of no tensor: blocks that PyTorch's caching allocator keeps, too small for the tensors that are made meanwhile
+# what PyTorch's caching allocator has: of no tensor, blocks that it keeps, too small for the tensors that are made meanwhile, or
+# a second copy; and which bytes of tensors lie in blocks of another stream than compute's, which no other stream uses
 CACHED = "cached"
+STREAM_POOLS = GATHERED, REDUCED = "gathered", "reduced"
 
 
 ALIGNED = 16  # elements: products with rows aligned to more are no faster (see GemmCurve.aligned)
@@ -221,7 +223,7 @@ class Ref(NamedTuple):
     op: int
 
 
-Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS or CACHED, bytes); those of one kind add up
+Memory = tuple[tuple[str, float], ...]  # (kind of MEMORY_KINDS, CACHED or of STREAM_POOLS, bytes); those of one kind add up
 
 
 @dataclass(slots=True)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sim.op_index import KINDS, op_index
-from sim.program import MEMORY_KINDS, Cohort
+from sim.program import CACHED, MEMORY_KINDS, Cohort
 from sim.timeline import Timeline, op_label
 
 TOGETHER = 100_000  # changes of ledgers that are played at once
@@ -30,6 +30,7 @@ class Ledger:
     during: NDArray[np.int64]  # (t,) number of the op that caused each change; −1: resident
     updating: NDArray[np.float64]  # (t,) bytes of `held` that an update has allocated
     cached: NDArray[np.float64]  # (t,) bytes besides `held` in unused blocks
+    pools: NDArray[np.float64]  # (t, pools) bytes of `held` in other streams' blocks, of STREAM_POOLS, or (t, 0)
 
     @cached_property
     def _all(self) -> NDArray[np.float64]:
@@ -48,10 +49,14 @@ class Ledger:
 
     @property
     def reserved(self) -> float:
-        """Bytes that PyTorch's caching allocator reserves: it gives no block back, and a tensor lies in one block. The blocks
-        that passes free hold single activations, and are too small for an update's tensors (all parameters, or the largest).
+        """Bytes that PyTorch's caching allocator reserves: it gives no block back, a tensor lies in one block, and a block is
+        used again only on the stream that it was allocated on. The blocks that passes free hold single activations, and are too
+        small for an update's tensors (all parameters, or the largest).
         """
-        return float((self._all + self.cached - self.updating).max() + self.updating.max())
+        computing, elsewhere = self._all + self.cached - self.updating, 0.0
+        if self.pools.size:
+            computing, elsewhere = computing - self.pools.sum(axis=1), self.pools.max(axis=0).sum()
+        return float(computing.max() + self.updating.max() + elsewhere)
 
     @property
     def at_peak(self) -> dict[str, float]:
@@ -92,7 +97,7 @@ def holds_the_same(timeline: Timeline, before: float, after: float) -> bool:
     for lane, book in enumerate(every_ledger(timeline)):
         timeline.peaks[lane] = Peak.of(book)
         first, second = (np.searchsorted(book.times, (before, after)) - 1).tolist()
-        if (book.held[first] != book.held[second]).any() or book.cached[first] != book.cached[second]:
+        if any((of[first] != of[second]).any() for of in (book.held, book.cached, book.pools)):
             return False
     return True
 
@@ -121,14 +126,16 @@ def ledgers(timeline: Timeline, lanes: Sequence[int]) -> list[Ledger]:
     time, turn = np.where(at_end, end, start), np.where(at_end, 1, begins)  # turn: of changes at one time
     time[resident], turn[resident] = min(0.0, *timeline.start[:1]), -1  # of a steady state, before the step
     order = _order(np.repeat(np.arange(len(lanes)), counts), time, turn)
-    change = np.zeros((len(op), len(KINDS)))
+    kinds = KINDS[CACHED]
+    change = np.zeros((len(op), len(KINDS) if (kind > kinds).any() else kinds + 1))
     change[np.arange(len(op)), kind[order]] = size[order]
     time, op, updated = time[order], op[order], updated[order]
     result = []
     for lane, *edges in zip(lanes, bounds.tolist(), bounds[1:].tolist(), strict=False):
         every = slice(*edges)
-        held = change[every].cumsum(axis=0)
-        result.append(Ledger(time[every], held[:, :-1], timeline.cohort(lane), op[every], updated[every].cumsum(), held[:, -1]))
+        sums, updating = change[every].cumsum(axis=0), updated[every].cumsum()
+        held, cached, pools = sums[:, :kinds], sums[:, kinds], sums[:, kinds + 1 :]
+        result.append(Ledger(time[every], held, timeline.cohort(lane), op[every], updating, cached, pools))
     return result
 
 

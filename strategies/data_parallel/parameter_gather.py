@@ -6,7 +6,10 @@ torch/distributed/fsdp/_fully_shard/_fsdp_common.py, FSDPMeshInfo; github.com/py
 DeepSpeed reduces and gathers in one group, too.)
 
 PyTorch's FSDP copies between collectives and tensors on the compute stream: FSDP2 what it gathered to the parameters, and
-gradients to one buffer; FSDP1's flat parameters are where they are gathered (the option `flat_parameters`).
+gradients to one buffer; FSDP1's flat parameters are where they are gathered (the option `flat_parameters`). What is gathered,
+and the results of reductions, which are the gradients, are allocated on streams of their own (torch 2.13, `foreach_all_gather`
+under `all_gather_copy_in_stream` and `foreach_reduce` under `reduce_scatter_stream` in _fully_shard/_fsdp_collectives.py;
+`_unshard` and `_post_backward_hook` in fsdp/_runtime_utils.py), so that the caching allocator uses their blocks for nothing else.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-from sim.program import Collective, Memory, Op, Ref
+from sim.program import CACHED, GATHERED, Collective, Memory, Op, Ref
 from strategies.lowering.stage import Stage
 from strategies.lowering.stage_parts import once
 
@@ -66,8 +69,18 @@ class ParameterGather:
         """The gathered parameters of a part."""
         if self.kept:
             return ()
-        dense, experts = self.moving(part) * self.width(part), self.elements(part)[1] * self.width(part, True)
-        return (("temporary", float(dense + experts)),)
+        size = self._gathered(part)
+        return (("temporary", size), *([(GATHERED, size)] if self.copies and self._flat else []))
+
+    @once
+    def gather_buffer(self, part: int) -> Memory:
+        """FSDP2's buffer of a part's gather, from which it copies parameters before their pass, until the next part's gather."""
+        size = self._gathered(part)
+        return ((GATHERED, size), (CACHED, size)) if self.copies and not self._flat else ()
+
+    def _gathered(self, part: int) -> float:
+        """Bytes of the gathered parameters of a part."""
+        return float(self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True))
 
     def gather(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         """Add all that brings the part's parameters here."""
@@ -83,7 +96,7 @@ class ParameterGather:
 
     def gather_dense(self, part: int, after: tuple[Ref, ...], backward: bool) -> Ref:
         """Add the gather of the parameters that all ranks share."""
-        memory = self.gathered_parameters(part)
+        memory = self.gathered_parameters(part) + self.gather_buffer(part)
         return self.all_gather(self.moving(part), self.stage.plan.sharing, after, memory, self.sent_width(part))
 
     def ready(self, part: int, gathered: Ref, backward: bool) -> Ref:
@@ -93,13 +106,18 @@ class ParameterGather:
     @property
     def copies(self) -> bool:
         """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
-        return self.stage.plan.pytorch_fsdp and self.stage.plan.copies > 1
+        return self.stage.fsdp_streams
+
+    @property
+    def _flat(self) -> bool:
+        """Whether parameters stay where they are gathered: FSDP1's."""
+        return self.stage.plan.kernel_set.flat_parameters
 
     def copy_out(self, part: int, ref: Ref, backward: bool) -> None:
         """A pass begins with a copy of the part's gathered parameters."""
-        if self.copies and not self.stage.plan.kernel_set.flat_parameters:
-            moved = self.moving(part) * self.width(part) + self.elements(part)[1] * self.width(part, True)
-            self.stage.copy("gathered parameters", "backward" if backward else "forward", (2.0 * moved,), ref, first=True)
+        if self.copies and not self._flat:
+            moved = 2.0 * self._gathered(part)
+            self.stage.copy("gathered parameters", "backward" if backward else "forward", (moved,), ref, first=True)
 
     def copy_in(self, part: int, ref: Ref) -> None:
         """A pass ends with copies of the part's gradients.
@@ -112,7 +130,7 @@ class ParameterGather:
         plan, elements = self.stage.plan, sum(self.elements(part))
         width, gradient = plan.bytes_per_element, plan.bytes_per_gradient
         joined = (2 * width, (width + gradient) * (width != gradient), 2 * gradient)
-        passes = joined if plan.kernel_set.flat_parameters else (width + gradient,)
+        passes = joined if self._flat else (width + gradient,)
         self.stage.copy("gradients to reduce", "backward", tuple(float(each * elements) for each in passes if each), ref)
 
     def again(self, after: Ref) -> None:

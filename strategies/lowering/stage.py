@@ -200,7 +200,7 @@ class Stage(StagePasses):
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(self.plan) * count, after)
         block, allocated = self._update(shards, gradient_shards)
-        freed: Memory = (("gradient", self.freed),) if self.freed else ()
+        freed = self.held_gradients(self.freed) if self.freed else ()
         ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))
         self.has_gradients, self.freed = False, 0.0
         return self.host.store(self.sharded(shards), ref) if self.host.has_parameters else ref

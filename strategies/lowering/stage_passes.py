@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from sim.op_columns import OPS
-from sim.program import CACHED, COMPUTE, PIPELINE_PASS, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
+from sim.program import CACHED, COMPUTE, PIPELINE_PASS, REDUCED, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
 from strategies.lowering.activation_offload import ActivationOffload
@@ -68,6 +68,11 @@ class StagePasses(StageParts):
     def alone(self) -> bool:
         """Whether its rank shares its parameters with no other rank and nothing with the host."""
         return self.plan.copies == 1 and self.plan.offload is None and not self.host.checkpoints
+
+    @property
+    def fsdp_streams(self) -> bool:
+        """Whether PyTorch's FSDP gathers and reduces on streams of its own: not Megatron-LM's, not DeepSpeed."""
+        return self.plan.pytorch_fsdp and self.plan.copies > 1
 
     def checkpoint(self, part: int) -> Memory:
         """What a part has in the CPUs' memory between its passes."""
@@ -222,7 +227,11 @@ class StagePasses(StageParts):
             return ()
         size = float(elements * self.plan.bytes_of_states["gradient"])
         self.freed += size
-        return (("gradient", size),)
+        return self.held_gradients(size)
+
+    def held_gradients(self, size: float) -> Memory:
+        """So many bytes of gradients that an update frees."""
+        return (("gradient", size), *([(REDUCED, size)] if self.fsdp_streams else []))
 
     def input_gradient(
         self, microbatch: int, after: tuple[Ref, ...] = (), first: int = 0, last: int | None = None, free: Memory = ()

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sim.program import Memory, Ref
+from sim.program import MEMORY_KINDS, Memory, Ref
 from strategies.data_parallel.hook import Moves
 from strategies.data_parallel.sharded_parameters import ShardedParameters, Turn, zero3_implementations
 from strategies.lowering.blocks import BACKWARD, FORWARD
@@ -74,12 +74,15 @@ class FSDP(ShardedParameters):
                 is_there = tied is not None and position + 2 == len(order)
                 gathered.append(tied if tied and is_there else gather.gather(following[position], start, backward))
             if position + 1 == len(order) <= len(following):
-                self._lingering += gather.gathered_parameters(following[position])
+                mistaken = following[position]
+                self._lingering += gather.gathered_parameters(mistaken) + gather.gather_buffer(mistaken)
             if not overlap:
                 held_up += tuple(gathered[position + 1 :])
             waits = (gather.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
             absent = self._gathered_late(stage, order, ahead) if backward and not position else 0.0
-            computed.append(self.part(stage, turn, part, waits, absent))
+            buffer = gather.gather_buffer(part) if not tied or part else ()  # of tied embeddings it is copied for the head
+            buffer += gather.gather_buffer(0) if tied and not position else ()
+            computed.append(self.part(stage, turn, part, waits, absent, buffer))
             gather.copy_out(part, computed[-1], backward)
             if not ahead and position + 1 < len(order):
                 start = (computed[-1], *stage.reduced[-1:])
@@ -100,11 +103,12 @@ class FSDP(ShardedParameters):
         if not stage.plan.of_pytorch:
             return 0.0
         parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
-        return sum(size for part in parts for _, size in self.gather_of(stage).gathered_parameters(part))
+        entries = (entry for part in parts for entry in self.gather_of(stage).gathered_parameters(part))
+        return sum(size for kind, size in entries if kind in MEMORY_KINDS)
 
-    def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...], absent: float = 0.0) -> Ref:
-        """absent: bytes gathered for the pass that are not there at its beginning."""
-        free = self._released(stage, turn, part)
+    def part(self, stage: Stage, turn: Turn, part: int, after: tuple[Ref, ...], absent: float = 0.0, buffer: Memory = ()) -> Ref:
+        """absent: bytes gathered for the pass that are not there at its beginning; buffer: of the part's gather."""
+        free = self._released(stage, turn, part) + buffer
         if turn.way == FORWARD:
             return stage.forward(turn.microbatch, after, part, part + 1, free=free)
         if turn.way != BACKWARD:

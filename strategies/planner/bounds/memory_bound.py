@@ -11,7 +11,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from sim.pricing.prices import Prices
-from sim.program import CACHED, COMPUTE, Cohort, Memory, Program
+from sim.program import COMPUTE, MEMORY_KINDS, Cohort, Memory, Program
 from strategies.planner.bounds.every_plan import SLACK
 
 Ended = dict[str, int]  # of each stream: how many of its ops have ended
@@ -79,4 +79,4 @@ def _before(number: int, cohort: Cohort) -> list[Ended]:
 @lru_cache(maxsize=4096)
 def _total(memory: Memory) -> float:
     """Bytes that tensors take; what the allocator only keeps besides is not counted."""
-    return sum(size for kind, size in memory if kind != CACHED)
+    return sum(size for kind, size in memory if kind in MEMORY_KINDS)

@@ -89,6 +89,30 @@ def test_the_allocator_keeps_what_passes_gave_back(played) -> None:
     assert memory.peak == pytest.approx(book.peak)  # what is only kept is given back before memory runs out
 
 
+@pytest.mark.parametrize("flat", [False, True])
+def test_blocks_of_another_stream_are_not_used_for_compute(played, flat) -> None:
+    """FSDP's gathers and gradients: at the loss, with which most is held, neither is there, and yet their blocks are kept.
+
+    FSDP2 copies parameters out of its gathers; FSDP1's are there, two parts at once.
+    """
+    words = {"vocabulary": 10_000}
+    timeline = played(4, words, data_parallel="zero3", kernels="torch", flat_parameters=flat, global_batch=4)
+    book, shard = ledger(timeline, 0), timeline.program.parameters / 4
+    gathered, gradients = book.pools.max(axis=0)
+    assert gradients == pytest.approx(4 * shard)
+    at_loss = book.held.sum(axis=1).argmax()
+    assert book.pools[at_loss, 1] == 0
+    computing = (book.held.sum(axis=1) + book.cached - book.pools.sum(axis=1)).max()
+    assert book.reserved == pytest.approx(computing + gathered + gradients)
+    assert book.reserved > book.held.sum(axis=1).max() + gradients
+
+
+def test_other_frameworks_gather_and_reduce_where_they_compute(played) -> None:
+    """Or in buffers that stay."""
+    for plan in ({}, {"data_parallel": "zero1"}, {"data_parallel": "zero3", "kernels": "megatron"}):
+        assert not ledger(played(4, **plan), 0).pools.any()
+
+
 def test_a_gpu_that_is_too_small_has_nothing_left_for_the_allocator_to_keep(toy_job, toy_prices) -> None:
     """What is reserved is what tensors take, to the byte."""
     job = toy_job(1, node={"gpu": GPU | {"memory": "1 MB"}})
