@@ -40,8 +40,10 @@ class Source(Config):
     framework: str
     use: Literal["report", "fit"]
     flops_rule: str = Field("", description="How it counts FLOPs: a name in `rules`; none when it publishes no rate.")
-    memory: Literal["allocated", "reserved", "device", ""] = Field(
-        "", description="What its memory is: torch's allocated or reserved maximum, or the device's as nvidia-smi shows it."
+    memory: Literal["allocated", "reserved", "device", "first node", ""] = Field(
+        "",
+        description="What its memory is: torch's allocated or reserved maximum, or the device's as nvidia-smi shows it, of all "
+        "nodes or of the first.",
     )
     machines: dict[str, Any] = Field(description="Clusters by the rows' `machine`: a name or fields.")
     models: dict[str, Any] = Field(description="Models by the rows' `model`: a preset or fields.")

@@ -169,15 +169,18 @@ def _predicted(row: Row, job: Job) -> dict[str, Any]:
         rate = row.flops(job) / (row.gpus * seconds)
         fields |= {"predicted_flops": rate, "predicted_mfu": rate / gpu.peak[job.plan.precision]}
     if row.source.memory:
-        fields["predicted_memory"] = _memory(summary, row.source.memory)
+        fields["predicted_memory"] = _memory(summary, row.source.memory, job.cluster.node.gpus)
     return fields
 
 
-def _memory(summary: Summary, convention: str) -> float:
-    """Of the stage that holds most; torch's own count is logged on the last rank."""
+def _memory(summary: Summary, convention: str, gpus: int) -> float:
+    """Of the stage that holds most, on the first node of `gpus` where that was read; torch's own count is logged on the last
+    rank.
+    """
     if convention == "allocated":
         return max(summary.memory, key=lambda stage: stage.stage).allocated
-    return max(stage.reserved if convention == "reserved" else stage.peak + stage.cached for stage in summary.memory)
+    stages = [stage for stage in summary.memory if convention != "first node" or stage.rank < gpus]
+    return max(stage.reserved if convention == "reserved" else stage.peak + stage.cached for stage in stages)
 
 
 def strategy(job: Job) -> str:

@@ -55,6 +55,7 @@ class KernelSet:
     compiled: ClassVar[bool] = False  # torch.compile launches the kernels, and fuses sums of gradients with what reads them
     prefetches_backward: ClassVar[bool] = False  # zero3: a backward pass gathers one part ahead, even without overlap (FSDP2)
     pipeline_buffers: ClassVar[bool] = False  # pipeline stages hold buffers for what they receive
+    pipeline_modules: ClassVar[bool] = False  # with DeepSpeed its pipeline engine runs one stage, too; logits leave that in fp32
     replicas_last: ClassVar[bool] = False  # of shards that every microbatch reduces, replicas sum those of the last one (HSDP)
     splits_shared_heads: ClassVar[bool] = False  # more tp ranks than key-value heads share out the matrix, and gather its results
     asks_late: ClassVar[frozenset[str]] = frozenset()  # schedules whose receives begin when the pass before them is over

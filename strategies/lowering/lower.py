@@ -129,6 +129,8 @@ class _Lowering:
         sizes = {number: self._given(number, size) for number in self.stages}
         if plan.kernel_set.pipeline_buffers and pp > 1:
             self._buffers(sizes)
+        elif plan.pipeline_engine:
+            self._keep_results(sizes)
         for _ in range(plan.local_steps):
             self._step(pp, sizes)
         for stage in self.stages.values():
@@ -157,6 +159,14 @@ class _Lowering:
             before, after = (other is not None and other.rank != stage.rank for other in near)
             received, sent = sizes[number] if before else 0.0, sizes[number + 1] if after else 0.0
             self.buffers[stage.rank] = (*self.buffers.get(stage.rank, ()), *stage.buffers(received, sent, self.microbatches))
+
+    def _keep_results(self, sizes: dict[int, float]) -> None:
+        """Stages of DeepSpeed's pipeline engine keep their results until the backward pass (_exec_backward_pass: "Free up the
+        memory from the output of forward()"), of what tp ranks send in parts a part. sizes: that each stage is given.
+        """
+        for number in range(self.last):
+            if self.rank_of[number + 1] != self.rank_of[number]:
+                self.stages[number].output = sizes[number + 1] / (self.plan.tp if self.plan.partitioned else 1)
 
     def _step(self, ranks: int, sizes: dict[int, float]) -> None:
         """Every rank's passes and updates, after the step before."""
@@ -194,7 +204,8 @@ class _Lowering:
         resident += (("parameter", frozen),) if frozen else ()
         held = float(sum(width * elements for stage in stages for width, elements in stage.module_buffers))
         resident += (("buffer", held),) if held else ()
-        more = sum((self.hook.resident(stage) + stage.cached for stage in stages), self.buffers.get(stages[0].rank, ()))
+        beside_states = (self.hook.resident(stage) + stage.cached + stage.kept_logits for stage in stages)
+        more = sum(beside_states, self.buffers.get(stages[0].rank, ()))
         stages[0].cohort.resident = resident + more
         stages[0].cohort.hosted = sum(
             (stage.host.held(plan.shards, stage.sharded(plan.shards), stage.parts) for stage in stages), ()

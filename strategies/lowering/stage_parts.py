@@ -15,6 +15,9 @@ from strategies.models.model import Model
 from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import Resolved
 
+FLOAT = 4
+PIPE_BUFFERS = 2  # of the last stage, in DeepSpeed's pipeline engine
+
 
 class Alike(Protocol):
     """What may have equals. alike: what all of them have in common; differences: what tells them apart."""
@@ -181,6 +184,19 @@ class StageParts:
             return ()
         fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
         return (("parameter", float(plan.fp8_copies * plan.fp8.width * fp8)),)
+
+    @property
+    def kept_logits(self) -> Memory:
+        """Logits of two microbatches before, which the last stage of DeepSpeed's pipeline engine has when it makes those of
+        another: it drops its results only where others take their place in two buffers, not after their backward pass
+        (deepspeed/runtime/pipe/engine.py, _exec_forward_pass, _exec_backward_pass; schedule.py, num_pipe_buffers). The results of
+        Megatron-DeepSpeed's GPT are fp32 (megatron/model/gpt_model.py, GPTModelPipe: float16_to_fp32).
+        """
+        plan, logits = self.plan, self.parts[-1].logits
+        if not plan.pipeline_engine or not logits:
+            return ()
+        width = FLOAT if plan.kernel_set.pipeline_modules else plan.bytes_per_element
+        return (("buffer", min(PIPE_BUFFERS, plan.microbatches) * logits / plan.bytes_per_element * width),)
 
     def spread(self, first: int, last: int) -> int:
         """Elements of the experts of parts first … last − 1 when other ranks have the same ones; 0 when each has its own."""

@@ -271,6 +271,12 @@ class Plan(Degrees, Computing, FineTuning):
         return self.own_gradients and self.hook.of_ddp and not self.kernel_set.bucket_views
 
     @property
+    def pipeline_engine(self) -> bool:
+        """Whether DeepSpeed's pipeline engine runs the passes; Megatron-DeepSpeed's with one stage, too."""
+        piped = self.pp > 1 or self.kernel_set.pipeline_modules
+        return self.deepspeed is not None and piped and not self.hook.shards_all("gradient")
+
+    @property
     def partitioned(self) -> bool:
         """Whether a stage keeps but a part of its result, as DeepSpeed's pipeline engine does."""
         return self.scatters in ("deepspeed", "deepspeed_forward")

@@ -20,7 +20,7 @@ class Megatron2021(KernelSet):
     """`kernels: apex` in a plan."""
 
     options: Megatron2021Options = Megatron2021Options.model_validate({})
-    early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = tracks_generators = True
+    early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = tracks_generators = pipeline_modules = True
     softmax_rows = 4
 
     def __init__(self, options: Options | None = None) -> None:

@@ -122,6 +122,45 @@ def test_a_gpu_that_is_too_small_has_nothing_left_for_the_allocator_to_keep(toy_
     assert memory.reserved == memory.allocated
 
 
+# -- DeepSpeed's pipeline engine -----------------------------------------------------------------------------------------------
+
+ENGINE = {"deepspeed": {}, "data_parallel": "zero1", "kernels": "apex", "attention": "materialised", "overlap": False}
+
+
+def buffers_of(timeline: Timeline) -> list[float]:
+    """Bytes of buffers that each lane has all the time, without those into which gradients are copied."""
+    bucket = 2 * 500_000_000
+    return [
+        sum(size for kind, size in timeline.cohort(lane).resident if kind == "buffer") - bucket
+        for lane in range(len(timeline.lanes))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("plan", "width"),
+    [
+        ({"pp": 2}, 4 + 4),
+        ({}, 4 + 4),  # Megatron-DeepSpeed's model is a PipelineModule with one stage, too
+        ({"global_batch": 4}, 4),  # one microbatch a step
+        ({"kernels": "megatron", "pp": 2}, 2 + 2),
+        ({"kernels": "megatron"}, 0),
+        ({"data_parallel": "zero2"}, 0),  # which that engine refuses
+    ],
+)
+def test_the_last_stage_has_logits_of_the_two_microbatches_before(played, plan, width) -> None:
+    """They are the engine's results, which others replace two microbatches later (pipe/engine.py, schedule.py)."""
+    timeline = played(4, {"vocabulary": 1024}, **ENGINE | {"microbatch": 1} | plan)
+    assert buffers_of(timeline)[-1] == width * 32 * 1024
+
+
+@pytest.mark.parametrize(("tp", "part"), [(1, 1), (2, 2)])
+def test_stages_keep_their_results_until_the_backward_pass(played, tp, part) -> None:
+    """Of two stages the first has two microbatches under way, and its result of each; tp ranks keep a part each."""
+    plan = {"pp": 2, "tp": tp, "recompute": "full", "microbatch": 1}
+    held = [ledger(played(4, **ENGINE | plan | more), 0).held[:, 3].max() for more in ({}, {"deepspeed": None})]
+    assert held[0] - held[1] == 2 * 2 * 32 * 64 / part
+
+
 # -- the loss ----------------------------------------------------------------------------------------------------------------
 
 
