@@ -110,6 +110,9 @@ class Profile(Config):
     applies_to: tuple[str, ...] = ()  # catalogue names that it serves
     provenance: dict[str, Provenance]  # by part: gemm, attention, memory, launch, links, overhead; SDPA, where it is another
     gemm: dict[str, GemmCurve] = Field(min_length=1)  # by dtype
+    gemm_of: dict[str, dict[str, GemmCurve]] = Field(default_factory=dict)  # instead, by catalogue name of a GPU that it serves
+    sustained_of: dict[str, dict[str, Fraction]] = Field(default_factory=dict)  # the same of `GemmCurve.sustained` alone, where
+    # it was measured; otherwise it follows from both boards' watts
     forward: dict[str, GemmCurve] = Field(default_factory=dict)  # the same of forward passes, where they were fitted apart
     attention: AttentionCurve
     attention_of: dict[str, AttentionCurve] = Field(default_factory=dict)  # instead, by catalogue name of a GPU that it serves
@@ -293,14 +296,19 @@ class Prices:
         """
         result = self._curves.get(dtype)
         if result is None:
-            curves = self.profile.gemm
-            curve = curves.get(dtype) or curves.get(_SIBLING.get(dtype, ""))
+            names = dtype, _SIBLING.get(dtype, "")
+            board = self.gpu.name.partition(AT)[0]
+            own, every = self.profile.gemm_of.get(board, {}), self.profile.gemm
+            curve = next((curves[name] for name in names for curves in (own, every) if name in curves), None)
             if curve is None:
                 measured = self._measured_instead(dtype)
-                curve = curves[measured]
+                curve = every[measured]
                 slower = self._peak(dtype) / self.gpu.peak.get(measured, self._peak(dtype))
                 curve = curve.model_copy(update={"depth": curve.depth * slower, "byte_energy": curve.byte_energy * slower})
-            limit = min(1.0, curve.sustained * self._shares.get(dtype, 1.0) * self._watts)
+            limits = {name: each.sustained for name, each in own.items()} | self.profile.sustained_of.get(board, {})
+            limit = next((limits[name] for name in names if name in limits), None)
+            shares, watts = (self._shares, self._watts) if limit is None else _power_shares(board, self.gpu)
+            limit = min(1.0, (curve.sustained if limit is None else limit) * shares.get(dtype, 1.0) * watts)
             result = self._curves[dtype] = curve.model_copy(update={"sustained": limit})
         return result
 

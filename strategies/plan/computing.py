@@ -181,13 +181,13 @@ class Computing(Config):
 
     @property
     def gathers_fp8(self) -> bool:
-        """Whether parameters of linear layers are gathered in fp8."""
+        """Whether parameters of linear layers are gathered in fp8 or fp4."""
         return self.fp8 is not None and self.fp8.gather
 
     @property
-    def least_gathered(self) -> int:
+    def least_gathered(self) -> float:
         """Bytes of a parameter when it is gathered, at least: of linear layers fewer than of others."""
-        return 1 if self.gathers_fp8 else self.bytes_per_element
+        return self.fp8.width if self.fp8 is not None and self.fp8.gather else self.bytes_per_element
 
     @property
     def of_pytorch(self) -> bool:

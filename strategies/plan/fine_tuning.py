@@ -96,8 +96,8 @@ class Lora(Config):
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of the adapter's inputs that is dropped; 0 runs no dropout")
     weights: Literal["same", "fp8", "nf4"] = Field(
         "same",
-        description="what frozen matrices of layers are kept in: the plan's precision (same), fp8 alone with `fp8` (Transformer "
-        "Engine's fp8_model_init, NeMo's fp8_params), or 4 bits that are dequantised before each product (nf4, QLoRA)",
+        description="what frozen matrices of layers are kept in: the plan's precision (same), fp8 (or NVFP4) alone with `fp8` "
+        "(Transformer Engine's fp8_model_init, NeMo's fp8_params), or 4 bits that are dequantised before each product (nf4, QLoRA)",
     )
     double_quantization: bool = Field(True, description="nf4: scales of 64 numbers are quantised to 8 bits (QLoRA)")
     fp8_transposes: Literal["kept", "made", "none"] = Field(
@@ -144,7 +144,9 @@ class Lora(Config):
 
     @property
     def bytes_per_weight(self) -> float | None:
-        """Bytes that a frozen element of a layer's matrix takes; None: as in the plan's precision."""
+        """Bytes that a frozen element of a layer's matrix takes, or with weights=fp8 such numbers; None: as in the plan's
+        precision.
+        """
         if self.weights == "fp8":
             return 2.0 if self.fp8_transposes == "kept" else 1.0
         if self.weights == "nf4":

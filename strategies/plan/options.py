@@ -79,8 +79,8 @@ class Fp8(Config):
     )
     gather: bool = Field(
         False,
-        description="zero1, zero2, zero3: parameters of linear layers are gathered in fp8 (Megatron-LM's --fp8-param-gather, "
-        "torchtitan's enable_fsdp_float8_all_gather)",
+        description="zero1, zero2, zero3: parameters of linear layers are gathered in fp8 or NVFP4 (Megatron-LM's "
+        "--fp8-param-gather and --fp4-param-gather, torchtitan's enable_fsdp_float8_all_gather)",
     )
     dispatch: bool = Field(
         False,

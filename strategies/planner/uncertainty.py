@@ -188,6 +188,7 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float], shared: M
     """
     gemm = profile.provenance.get("gemm")
     fp8 = _shape_error(gemm, "fp8 large")
+    fp4 = _shape_error(gemm, "fp4 large") if "fp4" in profile.gemm else math.hypot(fp8, UNMEASURED)  # as fp8, if it was not measured
     own = {
         "gemm": _shape_error(gemm, "large"),
         "attention": _shape_error(profile.provenance.get("attention"), "large"),
@@ -203,7 +204,7 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float], shared: M
                 priced[price] = priced.get(price, 0.0) + time
         total = sum(priced.values())
         if total:
-            of_type = {"fp8": fp8, "fp4": math.hypot(fp8, UNMEASURED)}  # 4 bits were not measured
+            of_type = {"fp8": fp8, "fp4": fp4}
             alone = math.hypot(*(time / total * of_type.get(dtype, single) for (_, dtype, _), time in priced.items()))
             part = profile.provenance.get(group if group in ("gemm", "attention") else "memory")
             derived = 0.0 if part is not None and part.measured else UNMEASURED

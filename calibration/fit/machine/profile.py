@@ -64,7 +64,7 @@ class Fit(Parts):
         def of_board(curves: Mapping[str, AttentionCurve]) -> dict[str, AttentionCurve]:
             return {name: curve.model_copy(update={"gpu": curve.gpu or there}) for name, curve in curves.items()}
 
-        self.change["gemm"] = {dtype: self.known.curve(dtype) for dtype in self.base.gemm}
+        self.change |= {"gemm": {dtype: self.known.curve(dtype) for dtype in self.base.gemm}, "gemm_of": {}, "sustained_of": {}}
         self.change |= of_board({"attention": self.base.attention})
         self.change |= {name: of_board(getattr(self.base, name)) for name in ("attention_of", "older")}
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from calibration.fit.published_kernels.common import Array, descend, heldout
+from calibration.fit.published_kernels.common import Array, Bounds, descend, heldout
 from sim.pricing.kernel_curves import POWER, GemmCurve, Hardware, Product, Rates, Tile, gemm_clocks, gemm_phases
 
 if TYPE_CHECKING:
@@ -38,6 +38,8 @@ GEMM_BOUNDS = {
 LIMIT_BOUNDS = {"sustained": (0.2, 1.0), "byte_energy": (1.0, 600.0)}
 CACHE_BOUNDS = {"cache": (1e7, 2e8)}  # bytes that stay
 QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
+QUANTISED = ("fp8", "fp4")  # types whose rows include the cast of the activation
+WIDTH = {"fp8": 1.0, "fp4": 0.5 + 1 / 16}  # bytes of an operand's number; of fp4 with its part of a scale
 BESIDE = (*CACHE_BOUNDS, *QUANTISE_BOUNDS)  # no part of the price
 START = {
     "efficiency": 0.85,
@@ -97,11 +99,11 @@ def benchmarked(
 ) -> tuple[Array, Array]:
     """Seconds of products (m, n, k) as they were measured, at the highest clock and at the power limit.
 
-    An activation and a result stay in the cache when all of one product fits, weights when all copies do. The fp8 rows include
-    the pass that quantises the activations, per row and per byte.
+    An activation and a result stay in the cache when all of one product fits, weights when all copies do. The rows in fp8 and fp4
+    include the pass that quantises the activations, per row and per byte.
     """
     m, n, k = shape
-    width, bandwidth = 1 if dtype == "fp8" else 2, gpu.memory_bandwidth
+    width, bandwidth = WIDTH.get(dtype, 2), gpu.memory_bandwidth
     activation, weight, result = width * m * k, width * k * n, 2 * m * n
 
     def stays(footprint: Array) -> Array:
@@ -114,7 +116,7 @@ def benchmarked(
     traffic = activation + weight - faster * held[0], result - faster * held[1]
     product = Product((np.ones(len(m)), m, n, k), traffic, moved=moved)
     clocks = gemm_clocks(curve, Rates(gpu.peak[dtype], bandwidth, gpu.sms), product, throttling)
-    more = m * beside["per_row"] + 3 * m * k / (bandwidth * beside["per_byte"]) if dtype == "fp8" else 0.0
+    more = m * beside["per_row"] + (2 + width) * m * k / (bandwidth * beside["per_byte"]) if dtype in QUANTISED else 0.0
     return clocks[0] + more, clocks[1] + more
 
 
@@ -159,15 +161,17 @@ def fit_gemm(
     limit: Mapping[str, float],
     rate: float = 0.0,
     throttling: float = POWER,
+    within: Bounds | None = None,
 ) -> tuple[GemmCurve, dict[str, float], dict[str, Array]]:
     """Curve, numbers beside it and signed relative errors (fit, and of shapes held out) for columns m, n, k, seconds, sustained.
 
     Rows that are `sustained` were run over and over until the power limit held; the others are compared with the state that they
-    are nearer to. limit: numbers of the power limit that are known already, and not free; rate: a published one at the limit.
+    are nearer to. limit: numbers of the power limit that are known already, and not free; rate: a published one at the limit;
+    within: bounds of numbers, instead of the usual ones.
     """
     m, n, k, seconds = (table[c].to_numpy(float) for c in ("m", "n", "k", "seconds"))
     held = table.sustained.to_numpy(bool)
-    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype == "fp8" else {})
+    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype in QUANTISED else {}) | (within or {})
     bounds |= {name: pair for name, pair in LIMIT_BOUNDS.items() if name not in limit and not (rate and name == "sustained")}
 
     def numbers(x: Array) -> dict[str, float]:

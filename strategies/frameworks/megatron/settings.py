@@ -115,7 +115,8 @@ def _read_kernels(flags: Keys) -> dict[str, Any]:
         tp_only = flags.flag("tp-only-amax-red", False)
         fields["fp8"] |= {"amax_reduction": "tp"} if tp_only and scaling == "delayed" else {}
     if flags.choice("fp4-format", {None: False, "e2m1": True}) and flags.choice("fp4-recipe", {"nvfp4": True}, "nvfp4"):
-        fields["fp8"] = {"scaling": "nvfp4"}
+        fields["fp8"] = {"scaling": "nvfp4", "gather": flags.flag("fp4-param-gather", False)}
+        fields["fp8"] |= {"attention": True} if flags.flag("fp8-dot-product-attention", False) else {}
     ends = {field: flags.optional(name, 1) for field, name in _IN_BF16.items()}
     if flags.flag("first-last-layers-bf16", False) and "fp8" in fields:
         fields["fp8"] |= ends
@@ -219,12 +220,13 @@ def _write(job: Job) -> WrittenSettings:
     flags += [("--" + name, batch.get(field) or getattr(own, field)) for field, name in _DEGREES.items()]
     flags += [("--" + own.precision, None)] if own.precision in ("bf16", "fp16") else []
     if own.fp8 is not None and own.fp8.scaling == "nvfp4":
-        flags += [("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4")]
+        flags += [("--fp4-format", "e2m1"), ("--fp4-recipe", "nvfp4"), *[("--fp4-param-gather", None)] * own.fp8.gather]
     elif own.fp8 is not None:
         flags += [("--fp8-format", "hybrid"), ("--fp8-recipe", own.fp8.scaling if own.fp8.scaling in _RECIPES else "delayed")]
         flags += [("--fp8-param-gather", None)] * own.fp8.gather
-        flags += [("--fp8-dot-product-attention", None)] * own.fp8.attention
         flags += [("--tp-only-amax-red", None)] * (own.fp8.amax_reduction == "tp")
+    if own.fp8 is not None and own.fp8.attention:
+        flags.append(("--fp8-dot-product-attention", None))
     if own.fp8 is not None and any(getattr(own.fp8, field) for field in _IN_BF16):
         flags += [
             ("--first-last-layers-bf16", None),

@@ -57,6 +57,8 @@ def frozen(rank: RankShapes, operator: Operator, linear: bool = False) -> Operat
 def _size(rank: RankShapes, shapes: Sequence[Shape], lora: Lora | None) -> float:
     """Bytes that parameters take."""
     matrix = rank.element if lora is None or lora.bytes_per_weight is None else lora.bytes_per_weight
+    if lora is not None and lora.weights == "fp8" and rank.resolved.fp8 is not None:
+        matrix *= rank.resolved.fp8.width
     return float(sum(math.prod(shape) * (matrix if len(shape) == 2 else rank.element) for shape in shapes))
 
 

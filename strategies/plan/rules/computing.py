@@ -192,8 +192,7 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
         yield f"fp8.amax_reduction={fp8.amax_reduction} contradicts fp8.scaling={fp8.scaling}: delayed has maxima of past steps"
     yield from _fp8_attention(plan, fp8, model) if fp8.attention else ()
     if fp8.scaling == "nvfp4":
-        stated = [f"fp8.{name}" for name in ("gather", "dispatch") if getattr(fp8, name)]
-        yield from (f"{name}=true contradicts fp8.scaling=nvfp4: it is of 8 bits" for name in stated)
+        yield from ("fp8.dispatch=true contradicts fp8.scaling=nvfp4: it is of 8 bits",) * fp8.dispatch
     low = fp8.layers_at_start_in_bf16, fp8.layers_at_end_in_bf16
     if any(low) and plan.kernel_set.torchao:
         yield f"fp8.layers_at_start_in_bf16={low[0]}, at_end={low[1]} contradict kernels={plan.kernels}: Megatron-LM has them"
@@ -220,8 +219,8 @@ def _fp8(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
 
 def _fp8_attention(plan: Plan, fp8: Fp8, model: Model) -> Iterator[str]:
     """What Transformer Engine's attention in fp8 has none of, or is not written down for."""
-    if fp8.scaling not in ("delayed", "tensorwise"):
-        yield f"fp8.attention=true contradicts fp8.scaling={fp8.scaling}: it is written down for delayed and tensorwise"
+    if fp8.scaling not in ("delayed", "tensorwise", "nvfp4"):
+        yield f"fp8.attention=true contradicts fp8.scaling={fp8.scaling}: it is written down for delayed, tensorwise and nvfp4"
     if fp8.attention_output != "bf16":
         yield f"fp8.attention=true contradicts fp8.attention_output={fp8.attention_output}: the core keeps its result in fp8"
     unknown = {

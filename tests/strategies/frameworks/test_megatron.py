@@ -146,6 +146,11 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
             "--fp8-format e4m3 --fp8-recipe blockwise --fp8-param-gather",
             {"fp8": {"scaling": "blockwise", "gather": True}},
         ),
+        ("--fp4-format e2m1 --fp4-param-gather", {"fp8": {"scaling": "nvfp4", "gather": True}}),
+        (
+            "--fp4-format e2m1 --fp8-dot-product-attention",
+            {"fp8": {"scaling": "nvfp4", "gather": False, "attention": True}},
+        ),
         ("--no-gradient-accumulation-fusion", {"accumulation_fusion": False}),
         ("--no-check-for-nan-in-loss-and-grad", {"framework": {"check_gradients": False}}),
         ("--ddp-average-in-collective", {"framework": {"average_in_collective": True}}),
