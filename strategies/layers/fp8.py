@@ -32,11 +32,11 @@ gradients and the optimizer stay as they are. First and last layers may stay in 
 
 delayed takes scales from past steps; tensorwise reads the whole tensor for its maximum first; blockwise (1 × 128), mxfp8 (1 × 32)
 and rowwise find theirs on the way, rowwise of columns with a read before. Scales themselves are left out. Products in fp8 have
-one price for all recipes, that of whole-tensor scales (in mxfp8 they took 1.05 times as long on a B300: `gemm_profiling.rst` below).
+one price for all recipes, that of whole-tensor scales (in mxfp8 they took 1.05 times as long on a B300: see below).
 
-What casts take was published of a B300: te.Linear with and without them, four matrices of a layer of 15,872 tokens, forward and as
-the shapes of both gradients (NVIDIA/TransformerEngine docs/examples/gemm_profiling/gemm_profiling.rst at 8f2e6357). They take 2.69 ms in
-nvfp4, 2.34 with one scale and 1.82 in mxfp8, with hosts that may have been late for the smallest.
+What casts take was published of a B300: te.Linear with and without them, four matrices of a layer of 15,872 tokens, forward and
+as the shapes of both gradients (NVIDIA/TransformerEngine docs/examples/gemm_profiling/gemm_profiling.rst at 8f2e6357). They take
+2.69 ms in nvfp4, 2.34 with one scale and 1.82 in mxfp8, with hosts that may have been late for the smallest.
 
 Ranks agree on maxima. tensorwise and nvfp4: tp ranks, before they gather a tensor. delayed: the ranks that `fp8.amax_reduction`
 names, when a microbatch leaves the layers of a stage, forward and again backward: all maxima of a rank at once, three per product

@@ -96,8 +96,8 @@ class Lora(Config):
     dropout: float = Field(0.0, ge=0.0, lt=1.0, description="share of the adapter's inputs that is dropped; 0 runs no dropout")
     weights: Literal["same", "fp8", "nf4"] = Field(
         "same",
-        description="what frozen matrices of layers are kept in: the plan's precision (same), fp8 (or NVFP4) alone with `fp8` "
-        "(Transformer Engine's fp8_model_init, NeMo's fp8_params), or 4 bits that are dequantised before each product (nf4, QLoRA)",
+        description="what frozen matrices of layers are kept in: the plan's precision (same), fp8 or NVFP4 alone with `fp8` "
+        "(Transformer Engine's fp8_model_init, NeMo's fp8_params), or 4 bits, dequantised before each product (nf4, QLoRA)",
     )
     double_quantization: bool = Field(True, description="nf4: scales of 64 numbers are quantised to 8 bits (QLoRA)")
     fp8_transposes: Literal["kept", "made", "none"] = Field(

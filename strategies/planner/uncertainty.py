@@ -188,7 +188,7 @@ def _kernel_spreads(profile: Profile, seconds: Mapping[Kernel, float], shared: M
     """
     gemm = profile.provenance.get("gemm")
     fp8 = _shape_error(gemm, "fp8 large")
-    fp4 = _shape_error(gemm, "fp4 large") if "fp4" in profile.gemm else math.hypot(fp8, UNMEASURED)  # as fp8, if it was not measured
+    fp4 = _shape_error(gemm, "fp4 large") if "fp4" in profile.gemm else math.hypot(fp8, UNMEASURED)
     own = {
         "gemm": _shape_error(gemm, "large"),
         "attention": _shape_error(profile.provenance.get("attention"), "large"),

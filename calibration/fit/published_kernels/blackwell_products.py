@@ -9,13 +9,13 @@ copies of the weights (`COPIES`). What took a tenth of a second and more drew th
 `calibration/fit/published_kernels/refit.py`.
 
 * NVFP4: both operands are quantised from normally distributed numbers (collector/*/collect_gemm.py), as in training; the
-  quantisation of the activation is timed, too. The kernels are of CUTLASS and FlashInfer. Transformer Engine's are cuBLAS's, which
-  knows several for each shape: each has the time of the quickest library here. vLLM's rows of the GB200 are left out: the board
-  that they were measured on took up to 1.6 times as long for bf16 as the others'. The limit is that of the products that drew it,
-  in the median. A byte is taken to cost as much energy as beside bf16 products, a FLOP a quarter.
+  quantisation of the activation is timed, too. The kernels are of CUTLASS and FlashInfer. Transformer Engine's are of cuBLAS,
+  which knows several for each shape: each has the time of the quickest library here. vLLM's rows of the GB200 are left out: the
+  board that they were measured on took up to 1.6 times as long for bf16 as the others'. The limit is that of the products that
+  drew it, in the median. A byte is taken to cost as much energy as beside bf16 products, a FLOP a quarter.
 * bf16 and fp8: only the limit, as products of TensorRT-LLM have it, which are cuBLAS's, of normally distributed operands; the
-  curves are the B200's. A B200's own limit stays that of `refit.NORMAL`, although here it is 1.35 and 1.17 times as high: which of
-  the two boards is like others is not known.
+  curves are the B200's. A B200's own limit stays that of `refit.NORMAL`, although here it is 1.35 and 1.17 times as high: which
+  of the two boards is like others is not known.
 """
 
 from __future__ import annotations

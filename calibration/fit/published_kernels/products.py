@@ -171,7 +171,7 @@ def fit_gemm(
     """
     m, n, k, seconds = (table[c].to_numpy(float) for c in ("m", "n", "k", "seconds"))
     held = table.sustained.to_numpy(bool)
-    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype in QUANTISED else {}) | (within or {})
+    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype in QUANTISED else {}) | dict(within or {})
     bounds |= {name: pair for name, pair in LIMIT_BOUNDS.items() if name not in limit and not (rate and name == "sustained")}
 
     def numbers(x: Array) -> dict[str, float]:

@@ -93,7 +93,7 @@ def _weights(plan: Plan, lora: Lora) -> Iterator[str]:
     if lora.weights == "fp8" and (plan.fp8 is None or plan.kernel_set.torchao):
         yield "lora.weights=fp8 needs fp8 by Transformer Engine: plan.fp8 with kernels=megatron or torch"
     if lora.fp8_transposes != "kept" and plan.fp8 is not None and plan.fp8.scaling == "nvfp4":
-        yield f"lora.fp8_transposes={lora.fp8_transposes} contradicts fp8.scaling=nvfp4, whose scales belong to rows or to columns"
+        yield f"lora.fp8_transposes={lora.fp8_transposes} contradicts fp8.scaling=nvfp4, whose scales belong to rows or columns"
     if lora.weights == "nf4":
         if plan.fp8 is not None:
             yield "lora.weights=nf4 contradicts fp8: matrices are dequantised to 16 bits and multiplied in them"
