@@ -94,8 +94,9 @@ class Zero1(Hook):
     def resident(self, stage: Stage) -> Memory:
         """What fills the gaps of Megatron-LM's buffers.
 
-        DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Gradients of 16 bits stay beside
-        fp32 ones until the next backward pass (deepspeed/runtime/bf16_optimizer.py, backward, update_hp_grads).
+        DeepSpeed's buffers, into which gradients are copied as they are made: two with overlap. Its BF16_Optimizer has none, but
+        gradients of 16 bits, which stay beside fp32 ones until the next backward pass, and reduces the latter where they are
+        (deepspeed/runtime/bf16_optimizer.py, backward, get_grads_for_reduction).
         """
         plan = stage.plan
         room = plan.runtime.reduce_bucket_size
@@ -104,10 +105,9 @@ class Zero1(Hook):
         if room is None:
             gaps = float(sum(bucket.padding for bucket in stage.buckets()))
             return (("parameter", gaps * plan.bytes_per_element), ("gradient", gaps * plan.bytes_per_gradient)) if gaps else ()
-        narrow = plan.bytes_per_element if plan.bytes_per_gradient > plan.bytes_per_element else 0
-        kept = (("gradient", float(narrow * stage.parameters)),) if narrow and "gradient" not in self.shards else ()
-        bucket = float(room * plan.bytes_per_gradient)
-        return ("buffer", bucket * (1 + plan.overlap)), *kept
+        if plan.casts_gradients:
+            return (("gradient", float(plan.bytes_per_element * stage.parameters)),)
+        return (("buffer", float(room * plan.bytes_per_gradient * (1 + plan.overlap))),)
 
     @classmethod
     def in_turn(cls, plan: Plan) -> bool:

@@ -12,6 +12,7 @@ from sim.op_columns import OPS
 from sim.program import CACHED, COMPUTE, PIPELINE_PASS, REDUCED, WRAPPER_COPY, Block, Cohort, Kernel, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Cut
 from strategies.layers.layer_cost import LayerCost
+from strategies.layers.weight_matrices import tensors
 from strategies.lowering.activation_offload import ActivationOffload
 from strategies.lowering.blocks import BACKWARD, FORWARD, INPUT, WEIGHT, Making, called, collectives_last, runs, workspace
 from strategies.lowering.host import Host
@@ -282,6 +283,10 @@ class StagePasses(StageParts):
         making, begun = self._making(start, end) if passing else None, start.left > 0
         most = workspace(parts, direction, absent, 0.0, making, begun)
         kept_back = workspace(parts, direction, absent, self._stranded, making, begun) - most
+        if direction == BACKWARD and end == Cut(0) and self._widened:  # when the activations are gone
+            needed = max(most, self._widened - sum(part.saved for part in over) - kept)
+            kept_back += self._widened + most - needed  # a block that none of the pass is as large as
+            most = needed
         less = min(0.0, most)  # what is held in the place of what was saved; or gradients, while that is there
         instead = 0.0 if passing else less
         saved: Memory = (("activation", sum(part.saved for part in over) + kept + instead),)
@@ -309,6 +314,16 @@ class StagePasses(StageParts):
                     else:
                         later += size
         return Making(width, tuple(completed), later)
+
+    @property
+    def _widened(self) -> float:
+        """Bytes of the largest gradient in fp32, to which DeepSpeed's BF16_Optimizer turns each when a backward pass is over,
+        before it adds it to what microbatches before have made (deepspeed/runtime/bf16_optimizer.py, update_hp_grads).
+        """
+        if not self.plan.casts_gradients:
+            return 0.0
+        sizes = tensors([part for part, _ in self.kinds], self.model, self.tied, apart=False)
+        return float(self.plan.bytes_per_gradient * max(sizes, default=0))
 
     @property
     def _stranded(self) -> float:

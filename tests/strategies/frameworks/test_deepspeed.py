@@ -118,14 +118,17 @@ def test_prefetch_hides_gathers_and_takes_memory(played) -> None:
 
 
 def test_buckets_in_elements(played) -> None:
-    """Gradients of 60,000 elements at a time, whatever their bytes; with overlap there are two buffers."""
+    """Gradients of 60,000 elements at a time, whatever their bytes; with overlap there are two buffers, of which BF16_Optimizer
+    needs none.
+    """
     for gradients, width in (("same", 2), ("fp32", 4)):
         timeline = played("zero1", {"reduce_bucket_size": 60_000, "allgather_bucket_size": 10**9}, gradients=gradients)
         sizes = {op.work.bytes for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "all_reduce"}
         assert max(sizes) <= 60_000 * width
         gathers = [op.work for op in timeline.program.cohorts[0].ops if getattr(op.work, "operation", "") == "all_gather"]
         assert [work.repeat for work in gathers] == [1]
-        assert dict(timeline.program.cohorts[0].resident)["buffer"] == 2 * 60_000 * width
+        buffers = dict(timeline.program.cohorts[0].resident).get("buffer", 0)
+        assert buffers == (2 * 60_000 * width if gradients == "same" else 0)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +279,19 @@ def test_gradients_of_16_bits_stay_beside_those_of_32(played) -> None:
         )
 
     assert (held(gradients="fp32"), held(gradients="same")) == (6, 2)
+
+
+def test_each_gradient_is_turned_to_fp32_before_it_is_added(toy_job, toy_prices) -> None:
+    """By BF16_Optimizer, when the backward pass is over: of many words the embedding's takes more than the loss. No block that
+    the pass leaves is as large.
+    """
+    model, words = {"vocabulary": 20_000, "tied": False}, 20_000
+    job = toy_job(2, 1, model, data_parallel="zero1", deepspeed={}, gradients="fp32")
+    timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
+    book, resident = ledger(timeline, 0), sum(size for _, size in timeline.program.cohorts[0].resident)
+    passes = resident + 32 * words * (4 + 2) + 4 * 32 * 64 * 2  # probabilities and logits, and what layers keep, at least
+    assert book.peak == pytest.approx(resident + 4 * 64 * words)
+    assert book.reserved >= passes + 4 * 64 * words
 
 
 # -- between the stages of a pipeline -----------------------------------------------------------------------------------------
