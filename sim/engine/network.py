@@ -94,14 +94,14 @@ class Network:
         for link in links:
             del self.links[link].visitors[visitor]
 
-    def quiet(self, links: Sequence[int]) -> bool:
-        """Whether nothing is on `links` but one visitor."""
-        now = self.env.now
-        for each in links:
-            link = self.links[each]
-            if len(link.visitors) > 1 or (link.flows and any(flow.drain > now for flow in link.flows)):
-                return False
-        return True
+    def busy(self, links: Sequence[int]) -> list[int]:
+        """Which of `links` have more on them than one visitor."""
+        now, every = self.env.now, self.links
+        return [
+            link
+            for link in links
+            if len(every[link].visitors) > 1 or (every[link].flows and any(flow.drain > now for flow in every[link].flows))
+        ]
 
     def alone(self, parts: Sequence[FlowPart]) -> list[float]:
         """Seconds of each of `parts` with nothing else on its links."""

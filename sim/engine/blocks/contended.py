@@ -1,7 +1,8 @@
 """A block whose collectives are on links that other traffic uses.
 
 As long as nothing else is on these links the block is one event. When a transfer, or another such block, comes to one of them,
-the block goes on piece by piece, its collectives as flows on the network, until it is alone on its links again.
+the block goes on piece by piece, its collectives as flows on the network, until what it does next is alone on its links again:
+all segments before the next one on a link that others use are one event.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class ContendedBlock(Compute):
         super().__init__(env, device, cost, work)
         self.network, self.segmented = network, segmented
         self._place = 0  # of the segment that runs
-        self._whole: _Whole | None = None  # this segment and all later ones, as long as they are one event
+        self._whole: _Whole | None = None  # this segment and later ones, as long as they are one event
         self._lengthened: dict[str, float] = {}  # seconds by which collectives took longer, by axis
         self._passages: list[Passage] = []
 
@@ -56,12 +57,17 @@ class ContendedBlock(Compute):
         self._go_on()
 
     def _go_on(self) -> None:
-        """Play what is left of the block, in one go where nothing else is on its links."""
-        if self.device.beside_collectives or not self.network.quiet(self.segmented.links):
-            rest = self.segmented.segments[self._place]
-            self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces], ())
-            return
-        self._whole = _Whole(self, self.segmented.segments[self._place].cost if self._place else self.cost)
+        """Play what is left of the block, in one go as far as nothing else is on its links."""
+        first, last, cost = self._place, None, self.cost
+        busy = self.network.busy(self.segmented.links)
+        if busy or first or self.device.beside_collectives:
+            last = first if self.device.beside_collectives else self.segmented.ahead_of(first, busy)
+            if first == last:
+                rest = self.segmented.segments[first]
+                self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces], ())
+                return
+            cost = self.segmented.cost(first, last)
+        self._whole = _Whole(self, cost, last)
         self._whole.start, self._whole.launched = self.env.now, self.launched
         self.device.compute(self._whole)
 
@@ -123,17 +129,22 @@ class ContendedBlock(Compute):
             elif task is not None:
                 more = (task.end or 0.0) - task.start - state.left
                 self._lengthened[piece.axis] = self._lengthened.get(piece.axis, 0.0) + more
-        if self._place == len(self.segmented.segments):
+        self._go_on_from(self._place)
+
+    def _go_on_from(self, place: int | None) -> None:
+        """Play what is left from the segment of that number on; None: nothing is."""
+        if place is None or place == len(self.segmented.segments):
             self._end()
         else:
+            self._place = place
             self._go_on()
 
     def computed(self, whole: _Whole) -> None:
-        """All that was left is over."""
+        """All that was one event is over."""
         self.stretch += whole.stretch
-        self._passages.append(Passage(self._place, None, whole.start, self.env.now))
+        self._passages.append(Passage(self._place, whole.last, whole.start, self.env.now))
         self._whole = None
-        self._end()
+        self._go_on_from(whole.last)
 
     def disturb(self) -> None:
         """Something comes to the links, or a collective beside the kernels: go on piece by piece."""
@@ -148,7 +159,7 @@ class ContendedBlock(Compute):
             place = max(self._place, bisect_left(segments, -left, key=lambda rest: -rest.cost.busy) - 1)
             begin += segments[self._place].cost.busy - segments[place].cost.busy
             self._place = place
-        for rest in segments[self._place :]:
+        for rest in segments[self._place : whole.last]:
             launched, cost = self.launched + rest.launch, rest.segment.cost
             end = max(begin + cost.busy, launched + cost.critical)
             if end > now:
@@ -159,8 +170,8 @@ class ContendedBlock(Compute):
                 return
             begin = end
             self._place += 1
-        self._passages.append(Passage(first, None, whole.start, begin))
-        self._end()
+        self._passages.append(Passage(first, whole.last, whole.start, begin))
+        self._go_on_from(whole.last)
 
     def _settle(self) -> None:
         """Say what lengthened the block: other traffic its collectives, besides what slowed down its kernels."""
@@ -240,13 +251,13 @@ class _Over(Task):
 
 
 class _Whole(Compute):
-    """All that is left of a block, as one event."""
+    """What is left of a block up to its segment number `last` (None: to its end), as one event."""
 
-    __slots__ = ("block",)
+    __slots__ = ("block", "last")
 
-    def __init__(self, block: ContendedBlock, cost: BlockCost) -> None:
+    def __init__(self, block: ContendedBlock, cost: BlockCost, last: int | None) -> None:
         super().__init__(block.env, block.device, cost, block.work)
-        self.block = block
+        self.block, self.last = block, last
 
     def disturb(self) -> None:
         """A collective comes beside the kernels."""

@@ -5,7 +5,8 @@ Between segments no collective of the block is under way. A segment is a graph o
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
 from functools import cached_property, lru_cache
 from math import inf
 from typing import NamedTuple
@@ -47,6 +48,11 @@ class Segment(NamedTuple):
     pieces: tuple[Piece, ...]
     slowed: float
 
+    @property
+    def links(self) -> frozenset[int]:
+        """Links that its collectives are on."""
+        return frozenset().union(*(piece.cost.links for piece in self.pieces if isinstance(piece.cost, TransferCost)))
+
 
 class Rest(NamedTuple):
     """A segment, seconds from the launch of its block to its own, and the cost of it and all that follow, from the launch of the
@@ -58,6 +64,16 @@ class Rest(NamedTuple):
     cost: BlockCost
 
 
+NOTHING = BlockCost(0.0, -inf, 0.0, {}, 0.0)
+
+
+def _ahead_of(segment: Segment, launch: float, later: BlockCost) -> BlockCost:
+    """The cost of a segment and what follows it, from the launch of their block on. launch: seconds from that to its own."""
+    cost = segment.cost
+    critical = max(later.critical, launch + cost.critical + later.busy)
+    return BlockCost(later.busy + cost.busy, critical, 0.0, {}, later.kernels + cost.kernels)
+
+
 class SegmentedBlock:
     """The segments of a block of a lane, and the links of its collectives. Most blocks are never cut: segments are worked out
     when they are first asked for.
@@ -65,11 +81,42 @@ class SegmentedBlock:
 
     def __init__(self, lane: Segments, block: Block, links: tuple[int, ...]) -> None:
         self.links, self._lane, self._block = links, lane, block
+        self._costs: dict[tuple[int, int], BlockCost] = {}  # of the segments from one number to before another
 
     @cached_property
     def segments(self) -> tuple[Rest, ...]:
         """In order."""
         return self._lane.cut(self._block)
+
+    @cached_property
+    def _using(self) -> dict[int, list[int]]:
+        """By link, the numbers of the segments whose collectives are on it."""
+        result: dict[int, list[int]] = {}
+        for number, rest in enumerate(self.segments):
+            for link in rest.segment.links:
+                result.setdefault(link, []).append(number)
+        return result
+
+    def ahead_of(self, first: int, links: Iterable[int]) -> int:
+        """The number of the first segment from number `first` on that is on one of `links`; how many segments there are if none
+        is.
+        """
+        last = len(self.segments)
+        for using in (self._using.get(link, ()) for link in links):
+            place = bisect_left(using, first)
+            if place < len(using):
+                last = min(last, using[place])
+        return last
+
+    def cost(self, first: int, last: int) -> BlockCost:
+        """Of the segments from number `first` to before `last`, from the launch of the block on."""
+        known = self._costs.get((first, last))
+        if known is None:
+            cost = NOTHING
+            for segment, launch, _ in reversed(self.segments[first:last]):
+                cost = _ahead_of(segment, launch, cost)
+            known = self._costs[first, last] = cost
+        return known
 
 
 class Segments:
@@ -101,12 +148,11 @@ class Segments:
         launches = [0.0]
         for segment in sequence:
             launches.append(launches[-1] + segment.cost.host)
-        busy, critical, kernels = 0.0, -inf, 0.0
+        cost = NOTHING
         rests: list[Rest] = []
         for segment, launch in zip(reversed(sequence), reversed(launches[:-1]), strict=True):
-            critical = max(critical, launch + segment.cost.critical + busy)
-            busy, kernels = busy + segment.cost.busy, kernels + segment.cost.kernels
-            rests.append(Rest(segment, launch, BlockCost(busy, critical, 0.0, {}, kernels)))
+            cost = _ahead_of(segment, launch, cost)
+            rests.append(Rest(segment, launch, cost))
         return tuple(reversed(rests))
 
     def _segment(self, name: str, times: int, items: SharedItems) -> Segment:

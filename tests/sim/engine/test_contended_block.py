@@ -81,6 +81,27 @@ def test_the_rest_of_a_block_is_one_event_again(play) -> None:
     assert play(*layer, seconds=1.0, after=28.5, times=100, cut=True).events > 200
 
 
+def test_what_is_on_other_links_than_a_send_is_one_event(toy_cluster, toy_prices) -> None:
+    """Two nodes of two GPUs gather inside nodes three times, until 9 s, then 2 s between nodes, and send to others from 1.5 s on:
+    1 s, before the NICs are asked for, or 8 s, of which the last is beside that, at half of each NIC.
+    """
+
+    def play(seconds: float, times: int = 3, cut: bool = False) -> Timeline:
+        across = replace(GATHER, axis="cp", label="across")
+        stages = [Cohort({"pp": 0}), Cohort({"pp": 1})]
+        stages[0].add(Op("compute", Block("forward", (Run(times, (kernel(1.0), GATHER)), Run(1, (across,))))))
+        stages[1].add(Op("compute", block(1.5)))
+        stages[0].add(Op("pp next", Send(seconds * 1e9, 1, "x"), (Ref(1, 0),)))
+        whole = program(*stages, tp=2, cp=2, pp=2)
+        return run(expand(whole, {0}) if cut else whole, toy_cluster(2, 4).topology(), toy_prices(collective_launch="0 s"))
+
+    assert [play(seconds).end for seconds in (1.0, 8.0)] == [[11.0, 2.5, 1.5], [11.5, 10.0, 1.5]]
+    for seconds in (1.0, 8.0, 300.0):
+        assert play(seconds).end == play(seconds, cut=True).end[-3:]
+    assert play(1.0).events == play(1.0, times=80).events
+    assert play(8.0).events == play(245.0, times=80).events < 20
+
+
 # -- what ran inside ------------------------------------------------------------------------------------------------------
 
 

@@ -102,12 +102,12 @@ def test_flows_over_no_link_are_done_at_once_and_others_share() -> None:
 
 
 def test_a_flow_whose_last_byte_leaves_now_is_not_on_its_links_any_more() -> None:
-    """1 GB at 1 GB/s, and a second of latency: the link is quiet from 1 s on, and not before."""
+    """1 GB at 1 GB/s, and a second of latency: the link is busy until 1 s, and not after that."""
     env = Environment()
     network = Network(env, [1e9])
     network.start((FlowPart(1e9, ((0, 1.0),)),), 1.0, lambda: None)
-    looked: list[tuple[float, bool]] = []
+    looked: list[tuple[float, list[int]]] = []
     for moment in (0.5, 1.0, 1.5):
-        env.timeout(moment).callbacks.append(lambda _: looked.append((env.now, network.quiet([0]))))
+        env.timeout(moment).callbacks.append(lambda _: looked.append((env.now, network.busy([0]))))
     env.run()
-    assert looked == [(0.5, False), (1.0, True), (1.5, True)]
+    assert looked == [(0.5, [0]), (1.0, []), (1.5, [])]
