@@ -11,7 +11,7 @@ inside blocks (tensor parallelism) are as slow as the slowest of them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, reduce
 from itertools import chain
 from typing import Any, NamedTuple, cast
@@ -31,7 +31,7 @@ from topologies.reading import UserError
 
 ORIGIN = np.zeros((1, 1))  # when the step begins
 Factors = Floats | list[Floats]
-SIMPLE, LENGTHENED, MEETING, OTHER = range(4)  # how a node is worked out
+SIMPLE, LENGTHENED, LATE, MEETING, OTHER = range(5)  # how a node is worked out
 Transfers = Callable[[int, int], Floats]  # (op of the step, ranks or groups) -> factors of shape (groups, samples)
 
 
@@ -146,7 +146,7 @@ class StepReplay:
         ]
         late, added = self._late(drawn), nodes.added
         marks: dict[int, Any] = dict.fromkeys(chain.from_iterable(self._marks))  # their ends
-        ways = self._ways({*late, *marks}, transfers is not None)
+        ways = self._ways(late, marks, transfers is not None)
         ends: list[Any] = [ORIGIN] * graph.places
         rows = self._rows(kernels, transfers)
         resumed, come = dict[int, Floats](), dict[int, Floats]()
@@ -160,6 +160,13 @@ class StepReplay:
                 continue
             if way == LENGTHENED:
                 ends[place] = add(add(ready, lasting[number], out=row), added[number], out=row)
+                continue
+            if way == LATE:  # a transfer starts when it is launched, or the host is through with a block later than the GPU
+                launch, block = nodes.launched[number], self._block[number]
+                if block < 0:
+                    ends[place] = add(maximum(ready, launch, out=row), lasting[number], out=row)
+                else:
+                    ends[place] = maximum(add(ready, lasting[number], out=row), launch + drawn.critical(block), out=row)
                 continue
             if way == MEETING:
                 ends[place] = maximum.reduce(ready, axis=0, keepdims=True) + lasting[number]
@@ -186,21 +193,23 @@ class StepReplay:
         plain = self.places.count == 1 and not self.nodes.added and not self.nodes.held
         return program_levels(self.program) if plain else None
 
-    def _ways(self, others: set[int], drawn: bool) -> list[int]:
-        """How each node is worked out. others: nodes besides that are looked at by themselves; drawn: whether transfers take
-        other times, too.
+    def _ways(self, late: set[int], marks: Iterable[int], drawn: bool) -> list[int]:
+        """How each node is worked out. late: nodes whose launch matters; marks: those that are looked at by themselves; drawn:
+        whether transfers take other times, too.
         """
         ways = [SIMPLE] * self.graph.count
+        for number in late:
+            ways[number] = LATE
         for number in self.nodes.added:
-            ways[number] = LENGTHENED
+            ways[number] = OTHER if number in late else LENGTHENED
         for number, groups in self._alone.items():
-            ways[number] = MEETING if groups.order is None else OTHER
+            ways[number] = MEETING if groups.order is None and number not in late else OTHER
         for number in self._meetings:
             ways[number] = OTHER
         for number, block in enumerate(self._block) if drawn else ():
             if block < 0:
                 ways[number] = OTHER
-        for number in others:
+        for number in chain(marks, late if self.nodes.held else ()):
             ways[number] = OTHER
         return ways
 
