@@ -15,9 +15,11 @@ from simpy import Environment, Event
 
 from sim.clock import on_grid
 from sim.engine.task import cancel
+from sim.remembered import kept
 
 F = TypeVar("F")
 ROUNDING = 1e-12  # part of a rate by which sums of rates are off
+REMEMBERED = 4096  # rates of flows that meet
 
 
 class FlowPart(NamedTuple):
@@ -74,6 +76,7 @@ class Network:
         self.links = [Link(each) for each in capacity]
         self.scheduled: list[float] = []  # when each event so far was scheduled
         self._full: dict[tuple[tuple[int, float], ...], float] = {}
+        self._fair: dict[tuple[tuple[tuple[int, float], ...], ...], list[float]] = {}  # by the links of each flow
 
     def start(
         self, parts: Sequence[FlowPart], latency: float, done: Callable[[], None], left_sender: Callable[[], None] | None = None
@@ -112,6 +115,7 @@ class Network:
         changed = self.links[link]
         changed.capacity = capacity
         self._full.clear()
+        self._fair.clear()
         flows = [flow for flow in changed.flows if flow.drain > self.env.now]
         if flows:
             self._share(flows)
@@ -191,13 +195,8 @@ class Network:
         """Max-min fair rates of every flow connected with the `touched` ones."""
         now = self.env.now
         flows = self._component(touched)
-        if len(flows) == 1:
-            rates = {flows[0]: self._full_rate(flows[0].flows)}
-        else:
-            capacity = {link: self.links[link].capacity for flow in flows for link, _ in flow.flows}
-            rates = fair_rates(capacity, {flow: flow.flows for flow in flows})
-        for flow in flows:
-            rate, full = rates[flow], self._full_rate(flow.flows)
+        for flow, rate in zip(flows, self._rates(flows), strict=True):
+            full = self._full_rate(flow.flows)
             if rate > full * (1 - ROUNDING):
                 rate = full
             if rate != flow.rate or flow.event is None:
@@ -207,6 +206,18 @@ class Network:
             elif cast(tuple[Flow, bool], flow.event.value)[1]:  # it needs an event for its end, without its latency
                 cancel(flow.event)
                 self._end_after(flow, now, flow.drain - now, whole=False)
+
+    def _rates(self, flows: list[Flow]) -> list[float]:
+        """Of flows that are connected: the same flows meet in every microbatch."""
+        if len(flows) == 1:
+            return [self._full_rate(flows[0].flows)]
+        key = tuple(flow.flows for flow in flows)
+        rates = self._fair.get(key)
+        if rates is None:
+            capacity = {link: self.links[link].capacity for links in key for link, _ in links}
+            fair = fair_rates(capacity, dict(enumerate(key)))
+            rates = kept(self._fair, key, [fair[number] for number in range(len(key))], REMEMBERED)
+        return rates
 
     def _component(self, touched: list[Flow]) -> list[Flow]:
         component, now = dict.fromkeys(touched), self.env.now
