@@ -148,15 +148,20 @@ class OpCosts(CollectiveCosts):
         equal = self._priced_by(items, items.collectives, where, factor)
         known = prices.runs.get(equal)
         if known is None:
-            priced = self._play(items, where, factor), _outside(items, prices)
-            known = kept(prices.runs, equal, priced, REMEMBERED)
+            outside = prices.outside.get(items)
+            if outside is None:
+                outside = kept(prices.outside, items, _outside(items, prices), REMEMBERED)
+            known = kept(prices.runs, equal, (self._play(items, where, factor), outside), REMEMBERED)
         return known
 
     def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
-        """What the price of a block, or of one run of items, follows from, besides the profile. inside: its collectives."""
+        """What the price of a block, or of one run of items, follows from, besides what kernels and launches take. inside: its
+        collectives.
+        """
         program = self.program
         habits = program.eager, program.threads, program.blocking, program.graphed
-        return work, factor, self._alone_inside(inside, where), habits
+        slowdown = self._prices(where).profile.slowdown if work.beside else 1.0
+        return work, factor, self._alone_inside(inside, where), slowdown, habits
 
     def _alone_inside(self, works: tuple[Collective, ...], where: Where) -> tuple[float, ...]:
         """Seconds of each collective without contention."""

@@ -220,6 +220,7 @@ class Prices:
         self.blocks: dict[Hashable, tuple[Any, dict[str, Extrapolation]]] = {}  # blocks, by sim.pricing.op_costs, with notes
         self.runs: dict[Hashable, tuple[Any, dict[str, Extrapolation]]] = {}  # the same of runs of items
         self.chains: dict[Hashable, tuple[Any, Any]] = {}  # runs in a row, by their number and objects, which are kept
+        self.outside: dict[Hashable, dict[str, Extrapolation]] = {}  # notes on the kernels of runs of items
         self.transfers: WeakKeyDictionary[Any, dict[Hashable, Any]] = WeakKeyDictionary()
         self.scaled: dict[Hashable, Prices] = {}  # by strategies.planner.sensitivity: with one of them multiplied
         self.clocked: dict[float, Prices] = {}  # by the part of its clock at which the GPU runs

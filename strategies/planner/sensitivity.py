@@ -33,13 +33,14 @@ INSIDE = ("nvlink", "pcie", "host", "loopback")
 
 @dataclass(frozen=True)
 class Price:
-    """A group of prices that are wrong together. kernels: whose seconds it scales; profile: how it scales a profile; transfers:
-    collectives and sends are all that it changes.
+    """A group of prices that are wrong together. kernels: whose seconds it scales; profile: how it scales a profile; launches,
+    transfers: whether it changes what the host takes to launch, and what collectives and sends take and slow down.
     """
 
     name: str
     kernels: frozenset[str] = frozenset()
     profile: Callable[[Profile, float], Profile] | None = None
+    launches: bool = False
     transfers: bool = False
 
 
@@ -107,9 +108,12 @@ PRICES = (
         profile=lambda profile, factor: profile.model_copy(
             update={name: getattr(profile, name) * factor for name in ("launch", "eager", "collective_call")}
         ),
+        launches=True,
     ),
     Price(
-        "slowdown", profile=lambda profile, factor: profile.model_copy(update={"slowdown": 1 + (profile.slowdown - 1) * factor})
+        "slowdown",
+        profile=lambda profile, factor: profile.model_copy(update={"slowdown": 1 + (profile.slowdown - 1) * factor}),
+        transfers=True,
     ),
     Price("bandwidth inside nodes", profile=_bandwidth(INSIDE), transfers=True),
     Price("latency inside nodes", profile=_latency(INSIDE), transfers=True),
@@ -127,8 +131,13 @@ class _Scaled(Prices):
         self._base, self._price, self._factor = base, price, factor
         if not anew:
             self.choices = base.choices
-        if price.transfers:  # blocks are remembered by what their collectives take
-            self.blocks = base.blocks
+        self.outside = base.outside
+        if not price.kernels:
+            self.seconds = base.seconds
+            if not price.launches:  # blocks are remembered by what their collectives take and slow down
+                self.blocks, self.runs, self.chains = base.blocks, base.runs, base.chains
+        if not price.transfers:
+            self.transfers = base.transfers
 
     def _seconds(self, kernel: Kernel) -> float:
         return self._base.seconds(kernel) * (self._factor if group_of(kernel) in self._price.kernels else 1.0)
@@ -227,7 +236,7 @@ class Play:
         inside nodes or between. A kind of link that is the only one of its group is listed once. Collectives are chosen anew.
         """
         kinds = sorted({kind_of_link(kind) for timeline in self.timelines for kind in link_kinds(timeline)})
-        single = [Price(kind, profile=_bandwidth((kind,))) for kind in kinds]
+        single = [Price(kind, profile=_bandwidth((kind,)), transfers=True) for kind in kinds]
         every = [price for price in self.relevant() if price.name not in ("kernels", "clock", "slowdown")]
         grouped = {price.name: self.at(price, 1 / by, anew=True) for price in every}
         alone = {price.name: self.at(price, 1 / by, anew=True) for price in single}
@@ -274,14 +283,20 @@ def _with(job: Job, microbatches: int) -> Job:
 
 def kernels_of(timeline: Timeline, kind: int | None = None) -> dict[Kernel, float]:
     """Seconds that each distinct kernel takes in a step, on all lanes together. kind: on those whose GPUs are of that kind."""
-    seconds: dict[Kernel, float] = {}
     members = timeline.op_costs.prices.members
+    numbers, seconds = dict[Kernel, int](), list[float]()
+    priced: dict[Prices, dict[int, tuple[int, float]]] = {}  # by object: a hash of its value takes long
     for lane, _, op, times in timeline.distinct:
         if isinstance(op.work, Block):
             prices = timeline.prices(lane)
             if kind is not None and prices is not members[kind]:
                 continue
+            known = priced.setdefault(prices, {})
             for repeat, item in op.work.items():
                 if isinstance(item, Kernel):
-                    seconds[item] = seconds.get(item, 0.0) + times * repeat * prices.seconds(item)
-    return seconds
+                    if id(item) not in known:
+                        known[id(item)] = numbers.setdefault(item, len(numbers)), prices.seconds(item)
+                        seconds += [0.0] * (len(numbers) - len(seconds))
+                    number, once = known[id(item)]
+                    seconds[number] += times * repeat * once
+    return dict(zip(numbers, seconds, strict=True))
