@@ -51,8 +51,10 @@ def fused(
     their own.
     """
     more = wrapping or (0.0,) * len(works)
-    ready, late = (_played(works, more, *free, launch, slowdown, slowing) for free in ((0.0, -inf), (-inf, 0.0)))
-    return BlockCost(ready.gpu, late.gpu, late.host, ready.parts, ready.kernels)
+    parts = CostParts()
+    ready = _played(works, more, 0.0, -inf, launch, slowdown, slowing, parts)
+    late = _played(works, more, -inf, 0.0, launch, slowdown, slowing, None)
+    return BlockCost(ready.gpu, late.gpu, late.host, parts, ready.kernels)
 
 
 def chained(runs: Sequence[tuple[int, BlockCost]]) -> BlockCost:
@@ -96,7 +98,6 @@ class _Played(NamedTuple):
 
     gpu: float
     host: float
-    parts: CostParts
     kernels: float
 
 
@@ -108,14 +109,16 @@ def _played(
     launch: float,
     slowdown: float,
     slowing: Mapping[Collective, float],
+    parts: CostParts | None,
 ) -> _Played:
-    """Run items one after the other, or launch them beside. gpu, host: when they are free."""
-    collectives, kernels, parts = Beside(slowdown), 0.0, CostParts()
+    """Run items one after the other, or launch them beside. gpu, host: when they are free; parts: where it is asked for."""
+    collectives, kernels = Beside(slowdown), 0.0
     beside: dict[str, float] = {}  # when each stream beside is free
     ends: dict[Collective, deque[float]] = {}  # of collectives that are not joined yet, by their object
 
     def add(part: str, label: str, seconds: float) -> None:
-        parts[part, label] = parts.get((part, label), 0.0) + seconds
+        if parts is not None:
+            parts[part, label] = parts.get((part, label), 0.0) + seconds
 
     def wait(end: float, what: Collective) -> float:
         """When the GPU goes on, which waits for `what`."""
@@ -149,4 +152,4 @@ def _played(
             gpu = wait(beside.get(SIDE_STREAM, -inf), item)
             add(item.axis, item.label, seconds)
             gpu = max(gpu, host) + seconds
-    return _Played(gpu, host, parts, kernels)
+    return _Played(gpu, host, kernels)
