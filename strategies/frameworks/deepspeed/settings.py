@@ -77,12 +77,19 @@ def _read(path: Path) -> ReadSettings:
     plan |= checkpointing
     if (cp := keys.optional("sequence_parallel_size")) and cp > 1:
         plan |= {"cp": cp, "cp_method": "ulysses"}
-    if (norm := keys.value("gradient_clipping")) is not None:
-        if isinstance(norm, bool) or not isinstance(norm, int | float):
-            raise UserError(f"{keys.where}: gradient_clipping={shown(norm)} must be a number")
-        plan["clip_gradients"] = norm != 0
+    plan["clip_gradients"] = _norms(keys, plan) or "gradient_clipping" in filled
     plan |= _read_optimizer(keys.section("optimizer"))
     return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=(*remarks_on_filled(filled), *remarks))
+
+
+def _norms(keys: Keys, plan: Mapping[str, Any]) -> bool:
+    """Whether the norm of gradients is taken: with ZeRO and 16 bits it is in every step, clipped or not, and gradients are scaled
+    (step of deepspeed/runtime/zero/stage_1_and_2.py and stage3.py, fp16/fused_optimizer.py, bf16_optimizer.py). Raises UserError.
+    """
+    norm = keys.value("gradient_clipping", 0.0)
+    if isinstance(norm, bool) or not isinstance(norm, int | float):
+        raise UserError(f"{keys.where}: gradient_clipping={shown(norm)} must be a number")
+    return norm != 0 or plan["data_parallel"] != "ddp" or plan.get("precision") != "fp32"
 
 
 def _read_checkpointing(section: Keys, plan: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
@@ -217,6 +224,8 @@ def _write(job: Job) -> WrittenSettings:
         config["sequence_parallel_size"] = own.cp
     launch = f"deepspeed --num_nodes {job.cluster.nodes} --num_gpus {job.cluster.node.gpus} train.py --deepspeed_config FILE"
     more: tuple[str, ...] = ("optimizer.params: add your own learning rate",) if "optimizer" in config else ()
+    if not own.clip_gradients and (stage or own.precision != "fp32"):
+        more += ("clip_gradients=false: DeepSpeed takes the norm of gradients all the same",)
     if own.deepspeed and own.deepspeed.tiles > 1:
         more += (f"to be said in the model's code: deepspeed.zero.TiledLinear(…, out_splits={own.deepspeed.tiles}) in layers",)
     return WrittenSettings(json.dumps(config, indent=2) + "\n", launch, more)
