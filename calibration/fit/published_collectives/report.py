@@ -2,7 +2,8 @@
 
 Of each sweep, half of the sizes is fitted to and half is predicted: on one node the three protocols over the links inside, on
 several nodes the links between them with the profile's prices inside. "as shipped" is the profile's prediction of the whole
-sweep with nothing fitted. Sweeps that say nothing of the protocols are listed with the reason.
+sweep with nothing fitted. Sweeps that say nothing of the protocols are listed with the reason. `--shipped` leaves the fits out,
+which take minutes.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from calibration.fit.published_collectives.rows import (
 )
 from sim.collectives import offered
 from sim.pricing.prices import Profile
-from sim.pricing.shipped import load_profile
+from sim.pricing.shipped import load_profile, profile_for
 from sim.pricing.transports import carried
 from topologies.cluster import Cluster
 from topologies.cluster_files import load_cluster
@@ -53,6 +54,7 @@ MACHINES: dict[str, tuple[str, str, dict[str, Any]]] = {  # sweeps -> profile, c
     "S069": ("b200", "gb200-nvl72", {}),
     "S049": ("mi300x", "mi300x", {}),
 }
+UNFITTED = {"gb200": "gb200-nvl72"}  # tables of two GPUs of a rack, priced as a B200's
 
 
 class Errors(NamedTuple):
@@ -75,25 +77,25 @@ class Line(NamedTuple):
     errors: Errors  # of the profile as it is shipped
 
 
-def lines(tables: Path) -> Iterator[Line]:
-    """The report, sweep by sweep."""
+def lines(tables: Path, fits: bool = True) -> Iterator[Line]:
+    """The report, sweep by sweep. fits: with errors of what is kept out of fits to the sweep."""
     rows = sweep_rows(tables)
     for names, (profile, cluster, other) in MACHINES.items():
         place = load_cluster(cluster)
         place = place.model_copy(update={"node": place.node.model_copy(update=other)})
         for name in names.split():
             if name in rows and offered(rows[name][0].operation):
-                yield _line(name, rows[name], carried(load_profile(profile), place.fabric.transport), place)
+                yield _line(name, rows[name], carried(load_profile(profile), place.fabric.transport), place, fits)
     for ranks in (2, 4, 8):
         chosen = [row for row in vtrain_rows(tables) if row.ranks == ranks]
-        yield _line(chosen[0].name, chosen, load_profile("a100"), load_cluster("dgx-a100"))
+        yield _line(chosen[0].name, chosen, load_profile("a100"), load_cluster("dgx-a100"), fits)
 
 
-def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster) -> Line:
+def _line(name: str, rows: Sequence[Row], profile: Profile, cluster: Cluster, fits: bool) -> Line:
     first = rows[0]
     cluster = cluster.model_copy(update={"nodes": first.nodes})
     held = (float("nan"), float("nan"))
-    if len({row.bytes for row in rows}) >= LEAST:
+    if fits and len({row.bytes for row in rows}) >= LEAST:
         free, kept = alternate(rows)
         kinds = ("nvlink",)
         way = inside(profile, kinds) if first.nodes == 1 else network(profile, first.operation != "all_reduce")
@@ -110,12 +112,17 @@ def _all(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> Any:
 
 
 def tables_of_a_node(tables: Path) -> Iterator[Errors]:
-    """Of the tables that prices inside a node are fitted to, by operation: of the sizes that are kept out."""
-    for name, cluster in CLUSTERS.items():
-        kept = alternate(row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks))[1]
+    """Of the tables that prices inside a node are fitted to, by operation: of the sizes that are kept out. Of another machine's,
+    which nothing is fitted to, of all.
+    """
+    for name, cluster in (CLUSTERS | UNFITTED).items():
+        rows = [row for row in node_rows(tables, name) if row.ranks <= MOST.get(name, row.ranks)]
+        kept = rows if name in UNFITTED else alternate(rows)[1]
+        place = load_cluster(cluster)
         for operation in dict.fromkeys(row.operation for row in kept):
             own = [row for row in kept if row.operation == operation]
-            yield Errors(cluster, 1, operation, _all(own, load_cluster(cluster), load_profile(name)))
+            machine = cluster + f", {own[0].ranks} ranks" * (name in UNFITTED)
+            yield Errors(machine, 1, operation, _all(own, place, profile_for(place.node.gpu.name)))
 
 
 def by_machine(every: Iterable[Errors]) -> Iterator[tuple[str, int, float, float, float]]:
@@ -138,19 +145,25 @@ def across(tables: Path) -> tuple[float, float]:
     return summary(_all([row for row in rows if row.ranks == 4], cluster, fitted_profile))
 
 
-def main(tables: Path) -> None:
+def main(tables: Path, fits: bool = True) -> None:
     """Print the report as a table in Markdown."""
     print("| sweep | what | sizes | held out: median | p90 | as shipped: median | p90 |\n|---|---|--:|--:|--:|--:|--:|")
-    every = list(lines(tables))
+    every = list(lines(tables, fits))
     for line in every:
         figures = " | ".join("" if value != value else f"{100 * value:.1f} %" for value in (*line.heldout, *line.shipped))
         print(f"| {line.name} | {line.what} | {line.sizes} | {figures} |")
     print("\n| machine | operation | sizes | median | p90 | mean |\n|---|---|--:|--:|--:|--:|")
     for what, sizes, *shares in by_machine([*(line.errors for line in every), *tables_of_a_node(tables)]):
         print(f"| {what} | {sizes} |", " | ".join(f"{100 * share:.1f} %" for share in shares), "|")
-    print("\nvTrain's A100, 4 GPUs predicted from 2 and 8: median {:.1%}, 90th percentile {:.1%}".format(*across(tables)))
+    if fits:
+        print("\nvTrain's A100, 4 GPUs predicted from 2 and 8: median {:.1%}, 90th percentile {:.1%}".format(*across(tables)))
     print("\nNot used:", "; ".join(f"{sweep} ({why})" for sweep, why in EXCLUDED.items()))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    asked = [word for word in sys.argv[1:] if word != "--shipped"]
+    if len(asked) != 1 or not (Path(asked[0]) / "nccl" / "sweep_rows.csv").is_file():
+        sys.exit(
+            "python -m calibration.fit.published_collectives.report [--shipped] TABLES: a folder that has nccl/sweep_rows.csv"
+        )
+    main(Path(asked[0]), "--shipped" not in sys.argv)

@@ -29,9 +29,10 @@ EXCLUDED = {  # sweep -> why it says nothing about the protocols' prices
     "S080": "10 us timer and times that fall as sizes grow",
     "S082": "times that fall as sizes grow by half",
     "S086": "times that fall as sizes grow by half",
+    **dict.fromkeys(("S087", "S092", "S096", "S100"), "sends over a network that the source does not describe"),
+    "S097": "GPUs in NVLink pairs: no such profile",
     "S094": "GPUs in NVLink pairs: no such profile",
     "S095": "GPUs in NVLink pairs: no such profile",
-    "S100": "A40: no profile",
     "S101": "A40: no profile",
 }
 # nccl-tests -g 8: one thread launches on all GPUs in turn; other sweeps have a process for each
