@@ -48,15 +48,16 @@ def bench(
     topology = place.topology()
     table = sweep(topology, prices, operation, count, asked(sizes), algorithm)
     where = f"{place.nodes} × {place.name}, {count} ranks"
-    extent, kinds = transport(topology, prices, operation, count)
+    extent, links, caveats = transport(topology, prices, operation, count, asked(sizes), algorithm)
     other = place.node.latency.model_fields_set  # than that of the network that was measured
-    kinds = {f"{kind} of another latency" if kind in other else kind for kind in kinds}
+    links = {f"{kind} of another latency" if kind in other else kind: rate for kind, rate in links.items()}
+    links |= {"switches that add": 0.0} if any("collnet" in options[0].algorithm for options in table) else {}
     error = (
-        of_error(prices, operation, extent, kinds, asked(sizes))
+        of_error(prices, operation, extent, links, asked(sizes))
         if algorithm == "auto"
         else f"{algorithm} alone: its error is unknown"
     )
-    notes = [f"prices: profile {prices.profile.name}; {error}"]
+    notes = [f"prices: profile {prices.profile.name}; {error}", *place.notes, *place.remarks, *caveats]
     if operation == "all_to_all" and (calling := prices.profile.collective_call):
         notes.append(
             f"small messages: a process that calls one after another waits for its host, {show(calling, 's')} a call by PyTorch, "

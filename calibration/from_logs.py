@@ -12,6 +12,7 @@ from calibration.fit.machine.kernels import error
 from calibration.fit.machine.links import fit_links, transports
 from calibration.fit.machine.parts import Fitted
 from calibration.fit.machine.tables import errors
+from calibration.fit.published_collectives.fit import ranges
 from calibration.fit.published_collectives.rows import Row
 from calibration.machine import known_gpu
 from calibration.readers.kineto import is_trace, read_traces
@@ -46,7 +47,6 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
     most = max(row.nodes for row in rows)
     profile, points = fit_links(rows, base, cluster.model_copy(update={"nodes": max(most, cluster.nodes)}))
     short = {group: float(f"{value:.3g}") for group, value in errors(points).items()}
-    sizes, members = [row.bytes for row in rows], [float(row.ranks) for row in rows]
     note = Provenance(
         measured=True,
         machine=cluster.name,
@@ -59,7 +59,7 @@ def from_logs(request: Request, logs: Sequence[Path]) -> Result:
         heldout_error=error(points, True),
         errors=short,
         transports=transports(rows, base, cluster),
-        measured_range={"bytes": (min(sizes), max(sizes)), "ranks": (min(members), max(members))},
+        measured_range=dict(ranges(rows, cluster)),
     )
     provenance = base.provenance | {"links": note}
     profile = profile.model_copy(update={"name": request.output.stem, "provenance": provenance, "applies_to": ()})

@@ -9,10 +9,10 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, NamedTuple, TypeVar
+from typing import ClassVar, Literal, NamedTuple, Self, TypeVar
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from topologies.documents.units import Seconds
 from topologies.hardware import Latency
@@ -121,6 +121,12 @@ class AggregatingFabric(Fabric):
     """
 
     sharp: Literal[0, 2, 3] = 0  # generation of SHARP, sums in the switches; 0: none
+
+    @model_validator(mode="after")
+    def _over_infiniband(self) -> Self:
+        if self.sharp and self.transport:
+            raise ValueError(f"fabric.sharp={self.sharp} contradicts transport='{self.transport}': SHARP is InfiniBand's")
+        return self
 
     @property
     def aggregation(self) -> int:

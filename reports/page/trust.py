@@ -36,7 +36,7 @@ def profile_errors(profile: Profile) -> Section:
 def _extent(ranges: Mapping[str, tuple[float, float]]) -> str:
     """From where to where each quantity was measured."""
     spans = [
-        (name, *(size(end) if name == "bytes" else f"{end:,.0f}" for end in ends))
+        (name, *(size(end) if name == "bytes" or name.endswith(" nodes") else f"{end:,.0f}" for end in ends))
         for name, ends in ranges.items()
         if ends[0] < ends[1]
     ]

@@ -120,10 +120,16 @@ def sweep(
     return [_choices(pricing, work, 0) for work in works]
 
 
-def transport(topology: Topology, prices: Prices, operation: str, ranks: int) -> tuple[tuple[int, int], set[str]]:
-    """(ranks, nodes) of `operation` among the first `ranks` GPUs, and the kinds of links that it takes. Raises UserError."""
-    pricing, works = lone(topology, prices, operation, ranks, [MIB])
-    return pricing.transport(works[0], 0)
+def transport(
+    topology: Topology, prices: Prices, operation: str, ranks: int, sizes: Sequence[float] = (MIB,), algorithm: str = "auto"
+) -> tuple[tuple[int, int], dict[str, float], list[str]]:
+    """(ranks, nodes) of `operation` among the first `ranks` GPUs, the kinds of links that it takes, see
+    `CollectiveCosts.transport`, and caveats of its prices. Raises UserError.
+    """
+    pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
+    for work in works:
+        pricing.collective(work, 0)
+    return *pricing.transport(works[0], 0), list(pricing.notes)
 
 
 def _choices(pricing: CollectiveCosts, work: Collective | Send, cohort: int) -> list[Point]:

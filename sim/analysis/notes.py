@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from sim.collectives import Ids
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.transfers.measured_tables import CollectiveTable
+from topologies.documents.units import show
 from topologies.hardware import AT
 from topologies.links.topology import Topology, kind_of_link
+
+ALIKE = 0.02  # by how much links may differ whose rates are said in round numbers: 31 and 31.5 GB/s of PCIe 4
 
 
 def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
@@ -33,33 +36,67 @@ def of_sockets(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
     Measured rings over eight GPUs of two sockets reach from 1.2 to 28 GB/s (profile l40s, provenance of links).
     """
     if "host" in kinds and not prices.profile.tables:
-        yield "between sockets GPUs are taken to reach node.host, which was not measured: such nodes differ more than tenfold"
+        yield "between sockets GPUs are taken to reach node.host, which was not measured: others' rings reach 1.2 to 28 GB/s"
 
 
-def of_network(prices: Prices, kinds: Iterable[str]) -> Iterator[str]:
-    """A note where a collective leaves the node and no sweep between nodes was made with such GPUs over such a network."""
+def of_network(prices: Prices, operation: str, kinds: Iterable[str]) -> Iterator[str]:
+    """A note where collectives were not measured, or not such ones between nodes with such GPUs over such a network."""
     profile = prices.profile
     note = profile.provenance.get("links")
-    if note and note.measured and not profile.tables and "nic" in map(kind_of_link, kinds) and "nic" not in note.transports:
-        yield f"between nodes nothing was measured with profile '{profile.name}' over this network: steps are others' or NCCL's"
+    if profile.tables or operation == "copy":
+        return
+    if note is None or not note.measured:
+        yield f"collectives: not measured for profile '{profile.name}'"
+    elif "nic" in map(kind_of_link, kinds):
+        over = f"with profile '{profile.name}' over this network"
+        measured = list(dict.fromkeys(key.partition(" ")[0] for key in note.errors if key.endswith("nodes")))
+        if "nic" not in note.transports or not measured:
+            yield f"between nodes nothing was measured {over}: steps are others' or NCCL's"
+        elif operation not in measured:
+            yield f"between nodes only {', '.join(measured)} was measured {over}: others run by their schedules at its steps"
 
 
-def of_error(prices: Prices, operation: str, extent: tuple[int, int], kinds: set[str], sizes: Sequence[float]) -> str:
+def of_rates(prices: Prices, rates: Mapping[str, float]) -> Iterator[str]:
+    """Notes where links have other rates than those that collectives were measured over. rates: bytes per second by kind, of NICs
+    for each GPU.
+    """
+    for kind, span in _unlike(prices, rates).items():
+        what = f"collectives over {_of_rate(kind, rates[kind])} were not measured for profile '{prices.profile.name}'"
+        yield f"{what}, only over {span}: priced by the same part of it"
+
+
+def _of_rate(kind: str, rate: float) -> str:
+    return f"{kind} of {show(rate, 'B/s')}" + " per GPU" * (kind == "nic")
+
+
+def _unlike(prices: Prices, rates: Mapping[str, float]) -> dict[str, str]:
+    """Kinds of links that have another rate than was measured, and which was."""
+    note, result = prices.profile.provenance.get("links"), dict[str, str]()
+    known = note.measured_range if note else {}
+    for kind, rate in rates.items():
+        low, high = known.get(f"{kind} between nodes" if "nic" in rates else kind, known.get(kind, (rate, rate)))
+        if not low * (1 - ALIKE) <= rate <= high * (1 + ALIKE):
+            result[kind] = " to ".join(dict.fromkeys(show(end, "B/s") for end in (low, high)))
+    return result
+
+
+def of_error(prices: Prices, operation: str, extent: tuple[int, int], links: Mapping[str, float], sizes: Sequence[float]) -> str:
     """The error of the price of `operation` where equally many ranks on equally many nodes were measured over the same links, and
     of which sizes it is where others are asked for.
 
-    extent: ranks and nodes; kinds: kinds of links; sizes: bytes.
+    extent: ranks and nodes; links: kinds of links, with the rates of those that `wiring.link_rates` knows; sizes: bytes.
     """
     note, (ranks, nodes) = prices.profile.provenance.get("links"), extent
     key = f"{operation} {ranks}" + (f" on {nodes} nodes" if nodes > 1 else "")
     what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
-    between = kinds - {"pcie"} if nodes > 1 else kinds  # across nodes PCIe only leads to the NIC
-    error = note.errors.get(key) if note else None
-    if note is None or error is None or not between <= set(note.transports):
-        over = ", ".join(sorted(between))
+    between = set(links) - {"pcie"} if nodes > 1 else set(links)  # across nodes PCIe only leads to the NIC
+    error, unlike = note.errors.get(key) if note else None, _unlike(prices, links)
+    if note is None or error is None or unlike or not between <= set(note.transports):
+        over = ", ".join(_of_rate(kind, links[kind]) if kind in unlike else kind for kind in sorted(between))
         return f"{what} over {over} was not measured: its error is unknown"
-    low, high = note.measured_range.get("bytes", (0.0, float("inf")))
+    low, high = note.measured_range.get(key, note.measured_range.get("bytes", (0.0, float("inf"))))
     measured = f", of {low:g} B to {high / 2**20:g} MiB" if min(sizes) < low or max(sizes) > high else ""
+    measured += f", with {prices.profile.gpu}" * (prices.gpu.name.partition(AT)[0] != prices.profile.gpu)
     return f"{what} within {error:.1%} (median, held out{measured})"
 
 
@@ -74,7 +111,7 @@ def of_collective(
         yield "sums in the fabric's switches (SHARP) are priced by NCCL's own figures, not by measurements"
     (operation, _, algorithm), (ranks, nodes) = name.partition("/"), extent
     if not prices.profile.tables:
-        yield from _beyond(prices.profile, operation, ranks, size)
+        yield from _beyond(prices.profile, operation, extent, size)
         return
     what = f"{operation} among {ranks} ranks on {nodes} node{'s' * (nodes > 1)}"
     if table is None or table.algorithm != algorithm:
@@ -84,17 +121,23 @@ def of_collective(
         yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
 
 
-def _beyond(profile: Profile, operation: str, ranks: int, size: float) -> Iterator[str]:
+def _beyond(profile: Profile, operation: str, extent: tuple[int, int], size: float) -> Iterator[str]:
     """Notes where more ranks or bytes take part than were measured, or compared with what others published."""
-    note = profile.provenance.get("links")
+    note, (ranks, nodes) = profile.provenance.get("links"), extent
     if note is None or not note.measured or operation == "send":
         return
-    compared = [float(key.split()[1]) for key in note.errors if key.startswith(f"{operation} ") and " nodes" in key]
-    most = max(note.measured_range.get("ranks", (0.0, float("inf")))[1], *compared, 0.0)
-    if ranks > most:
-        what = f"{operation} among more than {most:,.0f} ranks"
+    measured = operation.removesuffix("v")  # unequal parts are priced as equal ones
+    where = [key for key in note.errors if key.startswith(f"{measured} ") and key.endswith(" nodes") == (nodes > 1)]
+    if nodes == 1 and not where:
+        yield f"{operation} was not measured for profile '{profile.name}': priced by its schedule"
+        return
+    between = [float(key.split()[1]) for key in where if nodes > 1]
+    most = max(between or [note.measured_range.get("ranks", (0.0, float("inf")))[1]])
+    if ranks > most and (between or nodes == 1):
+        what = f"{operation} among more than {most:,.0f} ranks" + " of a node" * (nodes == 1)
         yield f"{what} was not measured for profile '{profile.name}': priced by its schedule"
-    largest = note.measured_range.get("bytes", (0.0, float("inf")))[1]
+    ranges = [note.measured_range[key] for key in (*where, "bytes") if key in note.measured_range]
+    largest = max((high for _, high in ranges), default=float("inf"))
     if size > largest:
         what = f"{operation} of more than {largest / 2**30:.3g} GiB"
         yield f"{what} was not measured for profile '{profile.name}': priced at its highest rate"

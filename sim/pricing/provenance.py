@@ -23,7 +23,8 @@ class Provenance(Config):
     errors: dict[str, NotNegative] = Field(default_factory=dict)  # more of them, by what was left out of the fit
     spread: dict[str, tuple[float, float, float]] = Field(default_factory=dict)  # class of shapes held out -> 10th, 50th and 90th
     # percentile of measured over predicted seconds, minus 1: what an error bar needs
-    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured
+    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # quantity -> lowest and highest value measured.
+    # Of links: "ranks" and "bytes" in a node, bytes of "all_reduce 16 on 2 nodes", bytes per second of a kind of link for a GPU
     transports: tuple[str, ...] = ()  # kinds of links between GPUs over which collectives were measured
     beside: dict[str, Positive] = Field(default_factory=dict)  # what was fitted together with the prices and belongs to the
     # benchmark, not to them: bytes that stay in the cache, a pass that was timed too

@@ -32,7 +32,7 @@ class NetworkTransport(Config):
     rings: Steps = Field(default_factory=dict)  # of rings and sends
     tuner: bool = False  # a plugin chooses algorithms by its own measurements instead of NCCL's estimate
     errors: dict[str, float] = Field(default_factory=dict)  # median and 90th percentile on sizes kept out, and of other sweeps
-    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # ranks, bytes
+    measured_range: dict[str, tuple[float, float]] = Field(default_factory=dict)  # as of a profile's links
 
     @model_validator(mode="after")
     def _complete(self) -> NetworkTransport:
@@ -113,15 +113,12 @@ def _provenance(profile: Profile, network: NetworkTransport) -> dict[str, Proven
     note = profile.provenance.get("links")
     if note is None:
         return dict(profile.provenance)
-    same = network.profile == profile.name
-    bounds = network.measured_range if same else {}
+    same, of = network.profile == profile.name, network.measured_range
+    known = {key: span for key, span in note.measured_range.items() if key != "nic" and not key.endswith(" nodes")}
+    between = {key if key == "nic" or key.endswith(" nodes") else f"{key} between nodes": of[key] for key in of} if same else {}
     update = {
         "errors": {key: error for key, error in note.errors.items() if " nodes" not in key} | (network.errors if same else {}),
         "transports": tuple(kind for kind in note.transports if kind not in BETWEEN) + ("nic",) * same,
-        "measured_range": note.measured_range | {key: _wider(note.measured_range.get(key), pair) for key, pair in bounds.items()},
+        "measured_range": known | between,
     }
     return dict(profile.provenance) | {"links": note.model_copy(update=update)}
-
-
-def _wider(known: tuple[float, float] | None, bounds: tuple[float, float]) -> tuple[float, float]:
-    return bounds if known is None else (min(known[0], bounds[0]), max(known[1], bounds[1]))

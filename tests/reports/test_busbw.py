@@ -85,7 +85,18 @@ def test_command_beside_a_log(tmp_path: Path) -> None:
 def test_error_is_that_of_what_was_measured_alike_or_unknown(where: str, said: str) -> None:
     result = CliRunner().invoke(main, ["collective", "all_reduce", "--sizes", "1MiB:1MiB", "--cluster", *where.split()])
     assert result.exit_code == 0, result.output
-    assert said in result.output.splitlines()[-1]
+    (line,) = (line for line in result.output.splitlines() if line.startswith("prices: "))
+    assert said in line
+
+
+def test_an_error_is_not_said_of_sums_in_the_fabric(tmp_path: Path) -> None:
+    file = tmp_path / "sharp.yaml"
+    file.write_text("name: sharp\nbased_on: dgx-h100\nfabric: {sharp: 3}\n")
+    result = CliRunner().invoke(
+        main, ["collective", "all_reduce", "--cluster", str(file), "--nodes", "4", "--sizes", "1MiB:1MiB"]
+    )
+    assert "over nic, nvlink, switches that add was not measured: its error is unknown" in result.output
+    assert "sums in the fabric's switches (SHARP) are priced by NCCL's own figures" in result.output
 
 
 def test_command_as_json() -> None:

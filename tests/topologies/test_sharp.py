@@ -121,6 +121,8 @@ def test_auto_takes_it_where_jobs_use_it() -> None:
 def test_what_it_is_not_for() -> None:
     with pytest.raises(UserError, match="fabric.sharp=1"):
         load_cluster("dgx-h100", overrides={"fabric.sharp": 1})
+    with pytest.raises(UserError, match="fabric.sharp=3 contradicts transport='efa-v2'"):
+        load_cluster("aws-p5", overrides={"fabric.sharp": 3})
     with pytest.raises(UserError, match="contradicts sharp"):
         load_cluster("perlmutter", overrides={"fabric.sharp": 3})
     mixed = {"nodes": [{"node": {"based_on": name}, "count": 1} for name in ("dgx-h100", "dgx-a100")]}

@@ -47,7 +47,7 @@ def transports(rows: Sequence[Row], profile: Profile, cluster: Cluster) -> tuple
     """Kinds of links that the measured collectives took."""
     prices, kinds = Prices(profile, cluster.node.gpu), set[str]()
     for operation, ranks, nodes in {(row.operation, row.ranks, row.nodes) for row in rows if row.operation in RINGS}:
-        kinds |= transport(cluster.model_copy(update={"nodes": nodes}).topology(), prices, operation, ranks)[1]
+        kinds |= transport(cluster.model_copy(update={"nodes": nodes}).topology(), prices, operation, ranks)[1].keys()
     return tuple(sorted(kinds))
 
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from calibration.fit.published_collectives.rows import ONE_THREAD, Row
 from sim.analysis.collective_sweep import lone
+from sim.grid import Grid
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.transfers.nccl_tuning import ESTIMATED, Communicator, Way, by_estimate, communicator, limits_of
 from sim.pricing.transfers.protocols import (
@@ -35,10 +36,13 @@ from sim.pricing.transfers.protocols import (
     rates,
     usable,
 )
+from sim.pricing.transfers.traffic import Traffic
+from sim.pricing.transfers.wiring import link_rates
 from sim.pricing.transports import with_steps
 from topologies.cluster import Cluster
 
 Array = NDArray[np.float64]
+Ranges = Mapping[str, tuple[float, float]]  # lowest and highest value by what it is of
 Bounds = dict[str, tuple[float, float, float]]  # free number -> start, lowest, highest
 
 STARTS = 32  # of the search, the first from NCCL's own constants
@@ -288,6 +292,20 @@ def errors(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str,
         launching = profile.launch * chosen[0].ranks if name in ONE_THREAD else 0.0
         result[name] = np.maximum(launching, predicted(sweep, tariffs(profile, topology.kinds))) / sweep.seconds - 1
     return result
+
+
+def ranges(rows: Iterable[Row], cluster: Cluster) -> Ranges:
+    """What was measured, as a profile says it: ranks and bytes in a node, bytes of each series between nodes, rates of links."""
+    values: dict[str, set[float]] = {}
+    for row in rows:
+        series_of = f"{row.operation} {row.ranks} on {row.nodes} nodes" if row.nodes > 1 else "bytes"
+        values.setdefault(series_of, set()).add(row.bytes)
+        if row.nodes == 1:
+            values.setdefault("ranks", set()).add(row.ranks)
+        place = cluster.model_copy(update={"nodes": row.nodes})
+        for kind, rate in link_rates(place.topology(), Grid.of(dp=row.ranks), Traffic("", ("dp",), ())).items():
+            values.setdefault(kind, set()).add(rate)
+    return {what: (float(min(each)), float(max(each))) for what, each in values.items()}
 
 
 def summary(error: Array) -> tuple[float, float]:

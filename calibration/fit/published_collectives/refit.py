@@ -20,11 +20,13 @@ import numpy as np
 from calibration.fit.published_collectives.fit import (
     Bounds,
     Free,
+    Ranges,
     Series,
     errors,
     inside,
     kernel,
     network,
+    ranges,
     search,
     series,
     summary,
@@ -138,8 +140,8 @@ def links(prices: Mapping[str, LinkPrice]) -> dict[str, Any]:
     }
 
 
-def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Sequence[Row], between: bool = False) -> None:
-    """Put the prices of collectives, their errors and ranges into the profile's file."""
+def write(name: str, profile: Profile, constants: Mapping[str, float], measured: Ranges, between: bool = False) -> None:
+    """Put the prices of collectives, their errors and what was measured into the profile's file."""
     data = file_of(name)
     overhead = data.pop("overhead")
     data["links"] = links(profile.links)
@@ -163,10 +165,7 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], rows: Seq
     note["errors"] = across | {key: tidy(value) for key, value in constants.items()}
     note["fit_error"], note["heldout_error"] = note["errors"].pop("fit"), note["errors"]["heldout"]
     note["transports"] = [*LINKS.get(name, ("nvlink",)), *(["nic"] if any(" nodes" in key for key in note["errors"]) else [])]
-    note["measured_range"] = {
-        field: [float(min(values)), float(max(values))]
-        for field, values in (("ranks", [row.ranks for row in rows]), ("bytes", [row.bytes for row in rows]))
-    }
+    note["measured_range"] = {what: list(span) for what, span in measured.items()}
     rewrite(name, data)
 
 
@@ -178,6 +177,13 @@ def refit_rings(name: str) -> None:
     note["rule"] = note["rule"].partition(" rings:")[0] + f" {RINGS}."
     data["rings"] = links(rings(load_profile(name)).rings)
     rewrite(name, data | tail)
+
+
+def larger(rows: Sequence[Row], large: Sequence[Row]) -> Ranges:
+    """Bytes of the operation that a sweep of larger buffers is of."""
+    return {
+        f"{row.operation} {row.ranks}": (min(each.bytes for each in rows), max(each.bytes for each in large)) for row in large
+    }
 
 
 def error_figures(rows: Sequence[Row], cluster: Cluster, profile: Profile) -> dict[str, float]:
@@ -210,10 +216,13 @@ def refit(tables: Path, name: str) -> None:
         ends = one_node([row for row in together if row.ranks != 4 and row.operation != "all_to_all"], name, profile, cluster)
         median, p90 = (error_figures(middle, cluster, ends)[key] for key in ("heldout", "heldout p90"))
         across = {"4 ranks from 2 and 8": median, "4 ranks from 2 and 8 p90": p90}
-    write(name, fitted_profile, {"fit": 0.0, "heldout": 0.0}, rows)
+    known = profile.provenance["links"].measured_range
+    measured = dict(ranges(rows, cluster)) | dict(larger(rows, more))
+    measured |= {key: known[key] for key in known if key == "nic" or key.endswith(" nodes")}
+    write(name, fitted_profile, {"fit": 0.0, "heldout": 0.0}, measured)
     shipped = load_profile(FOLDER / f"{name}.yaml")  # errors of the numbers as they are written
     fit = error_figures(free, cluster, shipped)["heldout"]
-    write(name, shipped, {"fit": fit, **error_figures(kept, cluster, shipped), **across}, rows)
+    write(name, shipped, {"fit": fit, **error_figures(kept, cluster, shipped), **across}, measured)
 
 
 def refit_network(tables: Path, name: str) -> None:
@@ -222,21 +231,16 @@ def refit_network(tables: Path, name: str) -> None:
     profile, cluster = load_profile(name), load_cluster(where)
     free, kept = alternate(sweep_rows(tables)[sweep])
     rings = free[0].operation != "all_reduce"
-    fitted_profile = fitted(
-        *network(profile, rings), series(free, cluster.model_copy(update={"nodes": free[0].nodes}), profile), cluster
-    )
+    cluster = cluster.model_copy(update={"nodes": free[0].nodes})
+    fitted_profile = fitted(*network(profile, rings), series(free, cluster, profile), cluster)
     note = profile.provenance["links"]
     series_of = f"{free[0].operation} {free[0].ranks} on {free[0].nodes} nodes"
     more = {key.replace(sweep, series_of): value for key, value in error_figures(kept, cluster, fitted_profile).items()}
     old = {"fit": note.fit_error or 0.0, **note.errors}
-    ranges = [Row("", "", int(n), 1, size, 0.0) for n, size in zip(*note.measured_range.values(), strict=True)]
-    write(
-        name,
-        fitted_profile,
-        old | {key: value for key, value in more.items() if key.startswith(series_of)},
-        [*ranges, *free],
-        True,
-    )
+    between = ranges([*free, *kept], cluster)
+    measured = note.measured_range | {key: between[key] for key in between if key == "nic" or key.endswith(" nodes")}
+    known = {key: value for key, value in more.items() if key.startswith(series_of)}
+    write(name, fitted_profile, old | known, measured, True)
 
 
 if __name__ == "__main__":

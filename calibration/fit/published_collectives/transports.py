@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from calibration.fit.published_collectives.fit import errors, network, search, series, summary
+from calibration.fit.published_collectives.fit import errors, network, ranges, search, series, summary
 from calibration.fit.published_collectives.refit import links
 from calibration.fit.published_collectives.rows import Row, alternate, sweep_rows
 from calibration.fit.published_kernels.refit import tidy
@@ -142,7 +142,7 @@ def write(name: str, spec: Sweep, tables: Mapping[str, list[Row]]) -> None:
     data |= {"tuner": True} if spec.tuner else {}
     data |= {"rings" if rings else "steps": steps}
     path = FOLDER / f"{name}.yaml"
-    bounds = {"ranks": [float(rows[0].ranks)] * 2, "bytes": [min(row.bytes for row in rows), max(row.bytes for row in rows)]}
+    bounds = {what: list(span) for what, span in ranges(rows, cluster).items()}
     path.write_text(yaml.safe_dump(data | {"measured_range": bounds}, sort_keys=False, width=130, allow_unicode=True))
     load_transport.cache_clear()
     shipped = with_network(load_profile(spec.profile), load_transport(name))  # errors of the numbers as they are written

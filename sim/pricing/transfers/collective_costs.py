@@ -19,6 +19,7 @@ from sim.pricing.transfers.sibling_groups import Membership, lanes, together
 from sim.pricing.transfers.traffic import Traffic, members
 from sim.pricing.transfers.transfer_cost import TransferCost, cost_key
 from sim.pricing.transfers.transfer_prices import At
+from sim.pricing.transfers.wiring import link_rates
 from sim.program import SIDE_STREAM, Block, Collective, Program, Send
 from sim.remembered import kept, remembered
 from topologies.links.sums import distinct
@@ -155,10 +156,14 @@ class CollectiveCosts(AlgorithmChoice):
             self.notes |= dict.fromkeys(known[1])
         return every
 
-    def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], set[str]]:
-        """(ranks, nodes) of a group of `work`, and the kinds of links that it takes."""
+    def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], dict[str, float]]:
+        """(ranks, nodes) of a group of `work`, and the kinds of links that it takes, with the rates that `link_rates` knows."""
         traffic = self.collective(work, cohort).traffic
-        return self._extent(traffic), self._kinds(traffic)
+        return self._extent(traffic), dict.fromkeys(self._kinds(traffic), 0.0) | self._link_rates(traffic)
+
+    def _link_rates(self, traffic: Traffic) -> dict[str, float]:
+        """See `wiring.link_rates`."""
+        return link_rates(self.topology, self.grid, traffic._replace(algorithm="", groups=traffic.groups[:1]))
 
     def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> TransferCost:
         key = cost_key(work), shared, self._at[cohort]
@@ -177,7 +182,8 @@ class CollectiveCosts(AlgorithmChoice):
         remarks = [
             *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
             *notes.of_sockets(prices, self._kinds(traffic)),
-            *notes.of_network(prices, self._kinds(traffic)),
+            *notes.of_network(prices, traffic.algorithm.partition("/")[0], self._kinds(traffic)),
+            *notes.of_rates(prices, self._link_rates(traffic)),
         ]
         cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
         return replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks

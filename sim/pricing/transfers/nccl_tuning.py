@@ -26,6 +26,7 @@ from sim.grid import Grid
 from sim.pricing.kernel_curves import Hardware
 from sim.pricing.transfers.protocols import P2P, PROTOCOLS
 from sim.pricing.transfers.traffic import Traffic, first_members
+from sim.pricing.transfers.wiring import nics_between
 from topologies.links.sums import distinct
 from topologies.links.topology import Topology
 
@@ -138,15 +139,14 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limit
         inside, switched = NVLINK * float(topology.capacity(ports).sum()), len(ports) == 1 and bool((ways[:, 1:2] >= 0).any())
     if len(node) == 1:
         return Communicator(len(first), 1, inside, 0.0, _CHANNELS[limits], limits) if switched else None
-    other = first[topology.node_of(first) != node[0]][:1]
-    ways = topology.routes(inner, np.repeat(other, len(inner)))
-    is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
-    nics = distinct(ways[np.arange(len(ways)), is_nic.argmax(axis=1)])  # out of the node
-    across = NIC * float(topology.capacity(nics).sum()) if is_nic.any(axis=1).all() else 0.0
+    nics = nics_between(topology, inner, first[topology.node_of(first) != node[0]][:1])
+    if not len(nics):
+        return None
+    across = NIC * float(topology.capacity(nics).sum())
     inside = inside or across
     channel = min(inside, across) / len(nics)
     doubled = channel >= DOUBLED and (limits in (VOLTA, AMPERE) or len(nics) <= FEW or channel >= ALWAYS_DOUBLED)
-    return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits) if across else None
+    return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits)
 
 
 def prefers_rings(group: Communicator, size: float) -> bool:

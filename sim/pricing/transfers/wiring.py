@@ -21,7 +21,7 @@ from sim.pricing.transfers.path_latency import Floats, Paths
 from sim.pricing.transfers.traffic import Traffic, first_members, members
 from sim.pricing.transfers.translation import copies, is_turned, original, rotation_of
 from topologies.links.sums import distinct
-from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast
+from topologies.links.topology import Topology, aggregation, is_hosted, is_multicast, kind_of_link
 from topologies.reading import UserError
 
 MANY = 64  # stretches of one collective that are kept apart
@@ -60,6 +60,30 @@ def extent(topology: Topology, grid: Grid, traffic: Traffic) -> tuple[int, int]:
     """(ranks, nodes) of the first group."""
     first = first_members(grid, traffic)
     return len(first), len(distinct(topology.node_of(first)))
+
+
+@lru_cache(maxsize=4096)
+def link_rates(topology: Topology, grid: Grid, traffic: Traffic) -> dict[str, float]:
+    """Nominal bytes per second by kind of link: of the first link from a member of the first group to another in its node, and of
+    the node's NICs for each of its members. Kinds that the group does not take are left out.
+    """
+    first = first_members(grid, traffic)
+    near = topology.node_of(first) == topology.node_of(first[:1])
+    inner, outer, result = first[near], first[~near], dict[str, float]()
+    way = topology.routes(inner[:1], inner[1:2])[:, :1] if len(inner) > 1 else np.empty((0, 0), np.int64)
+    if way.size and way[0, 0] >= 0:
+        result[kind_of_link(topology.kinds[int(topology.kind(way[0])[0])])] = float(topology.capacity(way[0])[0])
+    if len(outer) and len(nics := nics_between(topology, inner, outer[:1])):
+        result["nic"] = float(topology.capacity(nics).sum()) / len(inner)
+    return result
+
+
+def nics_between(topology: Topology, ranks: Ids, other: Ids) -> Ids:
+    """The NICs by which `ranks` of a node send to one rank of another, each once; none where some have no NIC."""
+    ways = topology.routes(ranks, np.repeat(other, len(ranks)))
+    kind = np.array([kind_of_link(name) for name in (*topology.kinds, "")])
+    is_nic = np.where(ways < 0, "", kind[topology.kind(np.maximum(ways, 0))]) == "nic"
+    return distinct(ways[np.arange(len(ways)), is_nic.argmax(axis=1)]) if is_nic.any(axis=1).all() else np.empty(0, np.int64)
 
 
 def endpoints(topology: Topology, grid: Grid, traffic: Traffic, plan: Schedule | None = None) -> Ids:

@@ -7,6 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from calibration.fit.published_collectives.fit import ranges
+from calibration.fit.published_collectives.refit import CLUSTERS
+from calibration.fit.published_collectives.rows import Row
 from calibration.fit.published_kernels import amd_attention, amd_products, refit, training_attention
 from calibration.fit.published_kernels.common import fit_backward, heldout
 from calibration.fit.published_kernels.products import LARGE, benchmarked, nearest
@@ -14,7 +17,7 @@ from calibration.fit.published_kernels.refit import NORMAL, TABLES, normal_produ
 from sim.pricing.prices import Prices, Profile
 from sim.pricing.shipped import FOLDER, load_profile, profile_for, profile_names
 from sim.program import Kernel
-from topologies.cluster_files import gpu_names, load_gpu
+from topologies.cluster_files import gpu_names, load_cluster, load_gpu
 from topologies.reading import UserError
 
 RAW = Path(__file__).parents[4] / "shared" / "data"
@@ -214,3 +217,12 @@ def test_attention_of_a_b200_follows_from_a_gb200s() -> None:
         for phase, taken in zip(("forward", "backward"), both, strict=True)
     ]
     assert max(map(abs, off)) < 0.15
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_links_are_those_of_the_machine_that_was_measured(name: str) -> None:
+    measured = load_profile(name).provenance["links"].measured_range
+    of_node = ranges([Row("", "all_reduce", 2, 1, 1.0, 1.0)], load_cluster(CLUSTERS[name]))
+    assert {kind: measured[kind] for kind in ("nvlink", "pcie") if kind in measured} == {
+        kind: of_node[kind] for kind in ("nvlink", "pcie") if kind in of_node
+    }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from sim.analysis.collective_sweep import lone, sweep
-from sim.analysis.notes import of_network
+from sim.analysis.notes import of_error, of_network
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile, profile_for
 from sim.pricing.transfers.protocols import LinkPrice, priced_as
@@ -88,10 +88,39 @@ def test_a_ring_over_hundreds_of_nodes_waits_for_its_hops_once() -> None:
 
 def test_where_the_network_was_not_measured_it_is_said() -> None:
     measured, other = load_cluster("aws-p5"), load_cluster("dgx-a100", overrides={"fabric.transport": "efa-v2"})
-    assert not list(of_network(prices_on(measured), ["nvlink", "nic"]))
-    assert not list(of_network(prices_on(other), ["nvlink"]))
-    (note,) = of_network(prices_on(other), ["nvlink", "nic"])
-    assert "between nodes" in note
+    assert not list(of_network(prices_on(measured), "all_reduce", ["nvlink", "nic"]))
+    assert not list(of_network(prices_on(other), "all_reduce", ["nvlink"]))
+    (note,) = of_network(prices_on(other), "all_reduce", ["nvlink", "nic"])
+    assert note.startswith("between nodes nothing was measured")
+    (note,) = of_network(prices_on(measured), "all_gather", ["nvlink", "nic"])
+    assert note.startswith("between nodes only all_reduce was measured with profile 'h100' over this network")
+    (note,) = of_network(prices_on(load_cluster("dgx-1v")), "all_reduce", ["nvlink"])
+    assert note == "collectives: not measured for profile 'v100'"
+
+
+@pytest.mark.parametrize(
+    ("cluster", "nodes", "ranks", "node", "said"),
+    [
+        ("dgx-a100", 2, 16, {}, []),
+        ("dgx-a100", 2, 16, {"nic": "12.5 GB/s"}, ["nic of 12.5 GB/s per GPU"]),
+        ("dgx-a100", 2, 16, {"nics": 4}, ["nic of 12.5 GB/s per GPU"]),  # two GPUs share one
+        ("dgx-a100", 2, 16, {"nics": 16, "nic": "12.5 GB/s"}, []),  # one GPU has two
+        ("dgx-h100", 1, 8, {"nvlink": "200 GB/s"}, ["nvlink of 200 GB/s"]),
+        ("perlmutter", 1, 4, {}, ["nvlink of 100 GB/s"]),  # four links to each of three others, where a switch has all for each
+        ("alps", 1, 4, {}, ["nvlink of 150 GB/s"]),
+        ("alps", 2, 8, {}, []),  # Slingshot was measured on it
+        ("dgx-b300", 2, 16, {}, ["nic of 100 GB/s per GPU"]),
+        ("pcie-l40s", 1, 2, {"pcie": "31.5 GB/s"}, []),  # the same generation in other round numbers
+    ],
+)
+def test_links_of_another_rate_than_was_measured_are_said(cluster, nodes, ranks, node, said) -> None:
+    place = load_cluster(cluster, nodes=nodes, overrides={f"node.{name}": value for name, value in node.items()})
+    pricing, (work,) = lone(place.topology(), prices_on(place), "all_reduce", ranks, [MIB])
+    pricing.collective(work, 0)
+    notes = [note for note in pricing.notes if note.startswith("collectives over ")]
+    assert [note.removeprefix("collectives over ").partition(" were not measured")[0] for note in notes] == said
+    extent, links = pricing.transport(work, 0)
+    assert not said or of_error(pricing.prices, "all_reduce", extent, links, [MIB]).endswith("its error is unknown")
 
 
 def test_what_was_not_measured_moves_with_what_was() -> None:
