@@ -145,6 +145,9 @@ def _workers(job: Job, servers: int, steps: int, jitter: float) -> int:
             raise UserError(f"{job.where}: {name}={degree}: a worker of parameter servers is one GPU with the whole model")
     if plan.data_parallel != "ddp":
         raise UserError(f"{job.where}: data_parallel={plan.data_parallel}: parameter servers are in its place")
+    for name, there in (("lora", plan.lora), ("freeze", plan.freeze), ("outside_optimizer", plan.outside_optimizer)):
+        if there:
+            raise UserError(f"{job.where}: {name}: parameter servers hold and update all parameters")
     workers = (cluster.nodes - nodes) * cluster.node.gpus
     if workers * steps > MOST:
         raise UserError(f"--steps {steps}: {workers} workers · {steps} steps are too many to play (at most {MOST:,})")

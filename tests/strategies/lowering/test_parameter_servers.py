@@ -111,6 +111,8 @@ def test_gpus_of_a_torus_without_nics(toy_job, toy_prices) -> None:
         ({"steps": 10**6}, "8 workers · 1000000 steps are too many"),
         ({"plan": {"tp": 2}}, "tp=2: a worker of parameter servers is one GPU"),
         ({"plan": {"data_parallel": "zero1"}}, "data_parallel=zero1: parameter servers are in its place"),
+        ({"plan": {"freeze": {"layers": 1}}}, "freeze: parameter servers hold and update all parameters"),
+        ({"plan": {"outside_optimizer": ["head"]}}, "outside_optimizer: parameter servers hold and update all parameters"),
         ({"plan": {"dp": 3}}, "= 3 ≠ 8 GPUs"),
         ({"seed": -1}, "--seed -1"),
     ],
