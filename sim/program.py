@@ -45,7 +45,8 @@ class Kernel:
       "attention_backward"  (batch, heads, kv_heads, queries, keys, head_dim, causal 0/1): a fused (flash) kernel
       "memory"              (): bound by `bytes` of memory traffic
       "reduction"           (): the same, of a kernel that needs whole rows or columns (a softmax, sums over tokens)
-      "optimizer"           (): one multi-tensor update, bound by `bytes`
+      "optimizer"           (): one multi-tensor update, bound by `bytes`; or (elements, blocks): in one pass over so many
+                            elements, in launches of so many thread blocks at most
     flops: floating-point operations executed; bytes: memory traffic of one pass over inputs and outputs.
     phase: "forward", "backward", "recompute" or "optimizer"; the breakdown adds up by it.
     """

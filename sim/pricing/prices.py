@@ -80,6 +80,9 @@ _WIDTH = {
 }  # bytes of an operand's element; of fp4 with scales
 SDPA = "sdpa"  # the variant that is PyTorch's own: where it was not measured, it may be the GPU's fastest (cuDNN's on Blackwell)
 FORWARD = ("forward", "recompute")  # phases of kernels of a forward pass
+# Of a multi-tensor update: elements of a thread block of 512 threads (multi_tensor_apply.cuh), and how many blocks have room on a
+# multiprocessor, all of whose registers two take (github.com/pytorch/pytorch pull 123566)
+BLOCK_ELEMENTS, BLOCKS_AT_ONCE = 65536, 2
 REMEMBERED = 65536  # kernels, and products
 _CLOSEST = {"fp4": "fp8"}  # whose tiles are alike: it stands in where a type was not measured
 _SIBLING = {"bf16": "fp16", "fp16": "bf16"}  # tensor cores run both alike
@@ -120,6 +123,7 @@ class Profile(Config):
     fp8_attention: Fp8Attention | None = None  # None: kernels in fp8 have no price
     memory: MemoryCurve
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
+    update_block: Seconds = 0.0  # a thread block of an update in one pass takes at least; 0: not known
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
     collective_call: Seconds = 0.0  # the same of a collective that it calls: Python, c10d, launch; 0: as a kernel
@@ -283,7 +287,19 @@ class Prices:
             return memory.operators[kernel.kind].seconds(kernel.bytes)
         usual = {"optimizer": self.profile.optimizer, "reduction": memory.reduction}.get(kernel.kind, memory.efficiency)
         efficiency = memory.fractions.get(kernel.variant or kernel.label, usual)
-        return memory.fixed + kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
+        moving = kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
+        by_blocks = kernel.kind == "optimizer" and kernel.shape
+        return memory.fixed + moving + (self._waiting_blocks(kernel, moving) if by_blocks else 0.0)
+
+    def _waiting_blocks(self, kernel: Kernel, moving: float) -> float:
+        """What blocks of a multi-tensor update take beyond their bytes, all of which are moved in `moving` seconds. As many of a
+        launch as there is room for run at once, then the others, and none is done sooner than a block alone.
+        """
+        elements, most = kernel.shape
+        blocks, room = -(-elements // BLOCK_ELEMENTS), BLOCKS_AT_ONCE * self._sms
+        whole, left = divmod(blocks, most)
+        waves = [(whole * (most // room), room), (whole, most % room), (left // room, room), (1, left % room)]
+        return sum(count * max(0.0, self.profile.update_block - moving * size / blocks) for count, size in waves if size)
 
     def _peak(self, dtype: str) -> float:
         try:

@@ -61,6 +61,8 @@ class KernelSet:
     asks_late: ClassVar[frozenset[str]] = frozenset()  # schedules whose receives begin when the pass before them is over
     waits_for_sends: ClassVar[frozenset[str]] = frozenset()  # schedules that send and receive at once, and wait for both
 
+    # thread blocks of a launch of a multi-tensor update at most (multi_tensor_apply.cuh of Apex, DeepSpeed, Transformer Engine)
+    update_blocks: ClassVar[int] = 320
     accumulates_in_products: ClassVar[bool] = False  # products accumulate weight gradients (gradient accumulation fusion)
     beside_products: ClassVar[Literal["none", "weight_gradient", "pieces"]] = "none"  # the default of plan.overlap_tp
     hides_ring: ClassVar[bool] = False  # ring attention attends to a block while it passes the block on (Transformer Engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -68,11 +69,22 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
     return plan.kernel_set.before_reduction(plan.bytes_per_gradient, joined, 1 if alone else copies, plan.precision == "fp16")
 
 
-def kernels_of(plan: Plan, copies: int, count: float, gradients: float) -> list[Kernel]:
-    """The kernels of a step on a rank that updates `count` parameters; copies: ranks that have the same `gradients` gradients."""
-    reductions = [(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
-    update = [(label, moved * (gradients if label == ZEROING else count)) for label, moved in passes_of(plan)]
-    return [Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32") for label, moved in reductions + update]
+def kernels_of(plan: Plan, copies: int, groups: Sequence[float], gradients: float) -> list[Kernel]:
+    """The kernels of a step on a rank that updates groups of parameters, each by itself; copies: ranks that have the same
+    `gradients` gradients.
+    """
+    blocks = plan.kernel_set.update_blocks if plan.fused_optimizer and optimizer_called(plan.optimizer).fused else 0
+    result = [_pass(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
+    for label, moved in passes_of(plan):
+        if label == plan.optimizer and blocks:
+            result += [_pass(label, moved * count, (math.ceil(count), blocks)) for count in groups]
+        else:
+            result.append(_pass(label, moved * (gradients if label == ZEROING else sum(groups))))
+    return result
+
+
+def _pass(label: str, moved: float, shape: tuple[int, ...] = ()) -> Kernel:
+    return Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32", shape)
 
 
 def matrix_products(plan: Plan, parts: Sequence[LayerCost], ranks: int) -> list[Run]:

@@ -214,13 +214,20 @@ class Stage(StagePasses):
         second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * rest, "fp32")
         kernels: tuple[Item, ...] = (
             *replicated,
-            *kernels_of(plan, self.plan.copies, count, gradients),
+            *kernels_of(plan, self.plan.copies, self._groups(shards), gradients),
             *([second] if rest else []),
         )
         block = Block("optimizer", (Run(1, shared(kernels)), *matrix_products(plan, self.parts, round(shards))))
         distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
         largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
         return block, (("gradient", update_workspace(plan, count, largest)),)
+
+    def _groups(self, shards: float) -> list[float]:
+        """Elements that are updated at once: all, or where parts are timed one by one those of each part."""
+        if not self.plan.kernel_set.times_parts:
+            return [self.updated(shards)]
+        given = [part.parameters for part in self.parts if part.name not in self.plan.outside_optimizer]
+        return [elements / shards for elements in (*given, self.tied) if elements]
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp

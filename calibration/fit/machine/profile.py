@@ -211,8 +211,8 @@ class Fit(Parts):
         apart = kernels.error(more_points, True)
         more |= {"operators": apart} if apart is not None else {}
         update = self._fraction("adam", "fused")
-        if update:
-            self.change["optimizer"] = update
+        if update:  # which blocks that wait for others are part of
+            self.change |= {"optimizer": update, "update_block": 0.0}
         self.note(
             "memory",
             f"{', '.join(kinds)}, {len(samples)} sizes; torch.optim.Adam, fused; passes over all gradients",

@@ -22,6 +22,7 @@ class InPyTorch(KernelSet):
 
     options: PyTorchOptions = PyTorchOptions.model_validate({})
     of_pytorch = True
+    update_blocks = 2240  # torch 2.13 built with CUDA 13 (ATen/native/cuda/MultiTensorApply.cuh, depth_to_max_blocks), before 320
     # torch 2.13, distributed/pipelining/schedules.py: ScheduleGPipe and Schedule1F1B ask for what a pass needs right before it,
     # and the latter sends with that what the pass before has made; the runtime of the others asks as soon as it is on its way
     asks_late = frozenset({"gpipe", "1f1b"})

@@ -229,7 +229,7 @@ class _Bounding:
         return most
 
     def _updates(self, members: Ids, updated: Floats, zeroed: Floats) -> Floats:
-        """Seconds of the optimizer's passes over so many parameters, whose prices are linear in their bytes."""
+        """Seconds of the optimizer's passes over so many parameters, by their bytes, without what blocks of an update wait."""
         fixed, update, zeroing = self._widths[members, 3:].T
         result: Floats = fixed + update * updated + zeroing * zeroed
         return result

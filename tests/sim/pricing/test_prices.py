@@ -189,6 +189,40 @@ def test_faster_hardware_is_never_slower() -> None:
         assert Prices(load_profile("h100"), fast).seconds(kernel) < Prices(load_profile("h100"), slow).seconds(kernel)
 
 
+@pytest.mark.parametrize(
+    ("elements", "bandwidth", "blocks", "seconds"),
+    [
+        # PyTorch's fused Adam in bf16, 14 bytes an element: AdamW of open_llama_7b_v2 on an H100 (github.com/pytorch/pytorch pull
+        # 118361), Adam of 1/128 of Llama 2 70B on one of 2.4 TB/s, in launches of 320 blocks and in one (pull 119842)
+        (6_738_415_616, 3.35e12, 320, 49.655e-3),
+        (68_976_648_192 // 128, 2.4e12, 320, 4.539e-3),
+        (68_976_648_192 // 128, 2.4e12, 10**6, 3.578e-3),
+    ],
+)
+def test_updates_by_multi_tensor_launches_near_measurement(elements: int, bandwidth: float, blocks: int, seconds: float) -> None:
+    gpu = load_gpu("h100-sxm").model_copy(update={"memory_bandwidth": bandwidth})
+    update = Kernel("optimizer", "adam", "optimizer", 0.0, 14.0 * elements, "fp32", (elements, blocks))
+    assert Prices(load_profile("h100"), gpu).seconds(update) == pytest.approx(seconds, rel=0.07)
+
+
+@pytest.mark.parametrize(
+    ("blocks", "launched", "seconds"),
+    [
+        (3, 16, 10.0),  # on four multiprocessors there is room for eight, which take as long as one alone
+        (8, 16, 10.0),
+        (9, 16, 20.0),  # the last one runs by itself
+        (16, 16, 20.0),
+        (20, 12, 30.0),  # eight and four of a launch, then eight of another
+    ],
+)
+def test_blocks_of_an_update_run_at_once_as_far_as_there_is_room(toy_profile, blocks: int, launched: int, seconds: float) -> None:
+    gpu = Gpu({"bf16": 1e14}, 1e6, 4)
+    kernel = Kernel("optimizer", "adam", "optimizer", 0.0, 5e5 * blocks, "fp32", (blocks * 65536 - 1, launched))
+    assert Prices(toy_profile(update_block="10 s"), gpu).seconds(kernel) == pytest.approx(seconds)
+    assert Prices(toy_profile(), gpu).seconds(kernel) == pytest.approx(blocks / 2)
+    assert Prices(toy_profile(update_block="0.5 s"), gpu).seconds(kernel) == pytest.approx(blocks / 2)  # by their bytes
+
+
 def test_cpu_core_reaches_its_measured_rate() -> None:
     """About 101 GFLOP/s for one pinned process, as another measurement of this sort of core found."""
     price = prices("cpu-gloo")

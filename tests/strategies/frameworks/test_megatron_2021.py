@@ -82,6 +82,17 @@ def _hidden(block: Block, costs: OpCosts) -> float:
     return costs.block(Block("kernels", tuple(kernels)), 0).critical + collectives - costs.block(block, 0).critical
 
 
+@pytest.mark.parametrize("timed", [True, False])
+def test_parts_whose_times_are_taken_are_updated_one_by_one(toy_job, timed: bool) -> None:
+    job = toy_job(1, model={"layers": 3, "tied": False}, kernels="apex", framework={"timed_parts": timed})
+    blocks = [op.work for op in lower(job.model, job.resolve()).cohorts[0].ops if isinstance(op.work, Block)]
+    kernels = [item for block in blocks for times, items in block.runs for item in items * times if isinstance(item, Kernel)]
+    updates = [kernel for kernel in kernels if kernel.label == "adam"]
+    assert len(updates) == (5 if timed else 1)
+    assert sum(kernel.shape[0] for kernel in updates) == job.model.parameters
+    assert {kernel.shape[1] for kernel in updates} == {320}
+
+
 def test_only_whole_passes_have_parts_that_are_timed(toy_job) -> None:
     with pytest.raises(UserError, match="timed_parts=true contradicts schedule=zb-h1"):
         toy_job(2, pp=2, schedule="zb-h1", kernels="apex", framework={"timed_parts": True}).resolve()
