@@ -85,6 +85,7 @@ class GemmCurve(Config):
     exposed: Portion = 0.6  # of the traffic of results, and of what they are added to, passes while nothing is multiplied
     aligned: dict[int, Fraction] = Field(default_factory=dict)  # part of the tiles' rate by `Kernel.alignment`; 1 where not named
     batched: Fraction = 1.0  # part of the tiles' rate that the kernels of several products at once reach
+    split_accumulator: Fraction = 1.0  # part of the tiles' rate of both gradients' products, whose sums leave the tensor cores
     early: dict[str, Fraction] = Field(default_factory=dict)  # by dtype: of the peak, what batched products whose rows are no
     # multiple of 16 bytes reach at most with cuBLAS before CUDA 11.7
 

@@ -345,6 +345,8 @@ class Prices:
         traffic = operands, kernel.bytes - operands  # more than `stored` is what the result is added to, read and written
         moved = operands, min(traffic[1], stored)  # what was measured of sums into fp32 is in their exposure
         reached = curve.aligned.get(kernel.alignment, 1.0) * (curve.batched if batch > 1 else 1.0)
+        if kernel.phase not in FORWARD:
+            reached *= curve.split_accumulator
         seconds = self._product(curve, Rates(peak, bandwidth, self._sms), Product((batch, m, n, k), traffic, reached, moved))
         if kernel.variant == EARLY_CUBLAS and kernel.dtype in curve.early:
             return max(seconds, kernel.flops / (peak * curve.early[kernel.dtype]))

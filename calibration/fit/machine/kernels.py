@@ -35,7 +35,8 @@ from sim.pricing.transfers.measured_tables import OperatorTable, Timed
 
 Array = NDArray[np.float64]
 LEAST = 4  # shapes of a fit
-PHYSICS = ("sustained", "byte_energy", "aligned", "batched", "early")  # what is not fitted to bursts of single products
+# what is not fitted to bursts of single products
+PHYSICS = ("sustained", "byte_energy", "aligned", "batched", "early", "split_accumulator")
 WIDTH = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "fp8": 1}  # bytes of an element
 CORE_GEMM = {"efficiency": (0.05, 1.0), "depth": (1e-3, 300.0), "memory": (0.05, 1.0), "fixed": (1e-8, 1e-4), "blend": (1.0, 9.0)}
 CORE_ATTENTION = {"efficiency": (0.02, 1.0), "head_half": (1e-2, 200.0), "keys_half": (1e-2, 1000.0), "fixed": (1e-8, 1e-4)}
@@ -109,9 +110,10 @@ def fit_gemm(
     width, stored = WIDTH[dtype], max(2, WIDTH[dtype])  # results are of 16 bits or more
     traffic = width * batch * (m * k + k * n), stored * batch * m * n
     rates, several = Rates(gpu.peak[dtype], gpu.memory_bandwidth, max(1, gpu.sms)), batch > 1
+    gradients = np.array([row.case.get("layout") in ("input", "weight") for row in rows])
 
     def price(curve: GemmCurve) -> Array:
-        reached: Any = np.where(several, curve.batched, 1.0)
+        reached: Any = np.where(several, curve.batched, 1.0) * np.where(gradients, curve.split_accumulator, 1.0)
         free, limited = gemm_clocks(curve, rates, Product((batch, m, n, k), traffic, reached), throttling)
         return np.asarray(launch + nearest(free, limited, seconds - launch) if gpu.sms else launch + limited)
 

@@ -1,8 +1,9 @@
-"""Fits what aiconfigurator measured of matrix products on each of Blackwell's GPUs: NVFP4, and the power limit of bf16 and fp8.
+"""Fits what aiconfigurator measured of matrix products on each of Blackwell's GPUs: NVFP4, and the power limit of bf16 and fp8;
+and on Hopper's the power limit of fp8.
 
 `python -m calibration.fit.published_kernels.blackwell_products SYSTEMS` rewrites `gemm_of`, `sustained_of` and the fp4 curve of
-`PROFILE`. SYSTEMS: the folder systems/data of the Python package aiconfigurator-core 0.12.0 (github.com/ai-dynamo/aiconfigurator,
-Apache-2.0), whose tables need pyarrow to be read.
+`PROFILE`, and the fp8 limit of the profiles of `HOPPER`. SYSTEMS: the folder systems/data of the Python package
+aiconfigurator-core 0.12.0 (github.com/ai-dynamo/aiconfigurator, Apache-2.0), whose tables need pyarrow to be read.
 
 They time products of TensorRT-LLM 1.3.0rc20, vLLM 0.24.0 and SGLang 0.5.14, twelve times each and half of them before, over some
 copies of the weights (`COPIES`). What took a tenth of a second and more drew the board's limit, as in
@@ -15,7 +16,8 @@ copies of the weights (`COPIES`). What took a tenth of a second and more drew th
   drew it, in the median. A byte is taken to cost as much energy as beside bf16 products, a FLOP a quarter.
 * bf16 and fp8: only the limit, as products of TensorRT-LLM have it, which are cuBLAS's, of normally distributed operands; the
   curves are the B200's. A B200's own limit stays that of `refit.NORMAL`, although here it is 1.35 and 1.17 times as high: which
-  of the two boards is like others is not known.
+  of the two boards is like others is not known. Of Hopper fp8 alone, and the mean of an H100 and an H200, whose multiprocessors
+  and watts are the same; in bf16 these tables agree with the profiles by 2 to 4 %.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ BOARDS = {"b200-sxm": "b200_sxm", "gb200": "gb200", "b300-sxm": "b300_sxm", "gb3
 COPIES = {"trtllm": (1, 5), "vllm": (1, 1), "sglang": (6, 6)}  # fewest and most; TensorRT-LLM's fill the L2 cache
 SLOW = ("gb200", "vllm")
 NAMES = {"bf16": ("bfloat16", 2.0), "fp8": ("fp8", 1.0), "fp4": ("nvfp4", 0.5)}  # of the tables; bytes of a weight
-CACHE = 126e6  # bytes
+HOPPER = {"h100-sxm": "h100_sxm", "h200-sxm": "h200_sxm"}
+CACHE = dict.fromkeys(BOARDS, 126e6) | dict.fromkeys(HOPPER, 50e6)  # bytes
 RUNS = 12
 HOLDS = 0.1  # seconds
 ROWS = 64  # least m, as in the other tables
@@ -56,11 +59,11 @@ def products(systems: Path, board: str, library: str, dtype: str) -> pd.DataFram
     """Columns m, n, k, seconds, and sustained: it ran until the limit held."""
     import pandas as pd
 
-    (path,) = (systems / BOARDS[board] / "gemm" / library).glob("*/gemm_perf.parquet")
+    (path,) = (systems / (BOARDS | HOPPER)[board] / "gemm" / library).glob("*/gemm_perf.parquet")
     (name, width), rows = NAMES[dtype], pd.read_parquet(path)
     rows = rows[(rows.gemm_dtype == name) & (rows.m >= ROWS)].groupby(["m", "n", "k"])[["latency"]].median().reset_index()
     seconds = rows.latency / 1e3
-    copies = np.clip(np.ceil(CACHE / (rows.n * rows.k * width)), *COPIES[library])
+    copies = np.clip(np.ceil(CACHE[board] / (rows.n * rows.k * width)), *COPIES[library])
     return rows.assign(seconds=seconds, sustained=RUNS * copies * seconds >= HOLDS)
 
 
@@ -100,9 +103,9 @@ def fitted(
     return curve.model_copy(update={"sustained": limit}), beside, errors
 
 
-def limits(systems: Path, board: str) -> dict[str, tuple[float, Array]]:
+def limits(systems: Path, board: str, name: str = PROFILE) -> dict[str, tuple[float, Array]]:
     """By dtype, the limit of bf16 and fp8 on a board, and relative errors of the products that drew it."""
-    profile, result = load_profile(PROFILE), {}
+    profile, result = load_profile(name), {}
     gpu, known = load_gpu(board), profile.provenance["gemm"].beside
     for dtype, prefix in (("bf16", ""), ("fp8", "fp8 ")):
         beside = {name: known[prefix + name] for name in BESIDE if prefix + name in known}
@@ -134,6 +137,22 @@ def main(systems: Path) -> None:
         known["errors"] |= {f"{board} {dtype} limit": tidy(float(np.median(np.abs(off)))) for dtype, (_, off) in found.items()}
         print(board, data["sustained_of"][board], {name: tidy(value) for name, value in summary(errors).items()}, flush=True)
     rewrite(PROFILE, ordered(data))
+    hopper(systems)
+
+
+def hopper(systems: Path) -> None:
+    """Rewrite the fp8 limit of Hopper's profiles: the mean of both boards'."""
+    names = {board: board.removesuffix("-sxm") for board in HOPPER}
+    found = {board: limits(systems, board, name)["fp8"] for board, name in names.items()}
+    limit = tidy(float(np.mean([own for own, _ in found.values()])))
+    for board, (own, off) in found.items():
+        data: dict[str, Any] = file_of(names[board])
+        curve, known = data["gemm"]["fp8"], data["provenance"]["gemm"]
+        known["beside"].setdefault("fp8 sustained", curve["sustained"])  # that the curve was fitted with
+        curve["sustained"] = limit
+        known["errors"]["fp8 limit"] = tidy(float(np.median(np.abs(off))))
+        print(board, limit, own, flush=True)
+        rewrite(names[board], data)
 
 
 def ordered(data: Mapping[str, Any]) -> dict[str, Any]:

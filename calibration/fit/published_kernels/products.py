@@ -4,10 +4,17 @@ The rows come from github.com/ai-dynamo/aiconfigurator (Apache-2.0) systems/data
 collect_gemm.py runs them, six layers with weights of their own take one activation in turn, over and over, so that what fits
 into the L2 cache stays there: fitted beside the prices, as `CACHE_BOUNDS`, and no part of them. In training other kernels run
 between.
+
+The fp8 rows are not cuBLAS's but vLLM's CUTLASS kernels, whose tile goes by m alone and whose clusters of multiprocessors count
+whole (csrc/quantization/w8a8/cutlass/c3x/scaled_mm_sm90_fp8_dispatch.cuh and scaled_mm_sm100_fp8_dispatch.cuh): `dispatched`. A
+price is that of the fastest of these tiles, as a library that chooses has it. Rows whose m is no multiple of 8 are left out:
+Transformer Engine refuses such matrices (transformer_engine/pytorch/utils.py, assert_dim_for_fp8_exec), and vLLM's kernels take
+up to three times as long with one row more (H200, m = 256 and 257).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +26,9 @@ from sim.pricing.kernel_curves import POWER, GemmCurve, Hardware, Product, Rates
 if TYPE_CHECKING:
     import pandas as pd
 
-SIZES = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
+Sizes = tuple[tuple[int, int, int], ...]  # m and n of a tile, and the number of its efficiency in the fit (0: the best)
+SIZES: Sizes = ((256, 128, 0), (128, 256, 0), (256, 64, 1), (64, 256, 1), (128, 128, 2), (128, 64, 3), (64, 128, 3), (64, 64, 4))
+FP8_SIZES: Sizes = ((128, 128, 0), (128, 64, 3), (64, 128, 3), (64, 64, 4))  # of the kernels that were measured
 GEMM_BOUNDS = {
     "efficiency": (0.5, 1.0),
     "depth": (0.1, 1000.0),
@@ -37,6 +46,12 @@ GEMM_BOUNDS = {
 }
 LIMIT_BOUNDS = {"sustained": (0.2, 1.0), "byte_energy": (1.0, 600.0)}
 CACHE_BOUNDS = {"cache": (1e7, 2e8)}  # bytes that stay
+# of vLLM's fp8 kernels: up to which m, tile of a multiprocessor, rows and columns of a cluster
+Clusters = tuple[tuple[float, tuple[int, int], int, int], ...]
+HOPPER: Clusters = ((64, (64, 64), 64, 64), (128, (64, 128), 128, 128), (math.inf, (128, 128), 256, 128))
+BLACKWELL: Clusters = ((64, (64, 64), 64, 64), (256, (64, 128), 128, 128), (math.inf, (128, 128), 256, 256))
+DISPATCH = {"h100-sxm": HOPPER, "h200-sxm": HOPPER, "b200-sxm": BLACKWELL}  # of the boards whose fp8 rows are vLLM's
+FP8_BOUNDS = {name: pair for name, pair in GEMM_BOUNDS.items() if name not in ("size1", "size2", "split")}
 QUANTISE_BOUNDS = {"per_row": (1e-9, 1e-7), "per_byte": (0.02, 1.0)}
 QUANTISED = ("fp8", "fp4")  # types whose rows include the cast of the activation
 WIDTH = {"fp8": 1.0, "fp4": 0.5 + 1 / 16}  # bytes of an operand's number; of fp4 with its part of a scale
@@ -68,13 +83,13 @@ LARGE = 2048  # of m, n and k, from which on the board's limit decides
 SIDE = 8192.0  # m = n = k of a published rate at the power limit
 
 
-def gemm_curve(values: Mapping[str, float]) -> GemmCurve:
+def gemm_curve(values: Mapping[str, float], sizes: Sizes = SIZES) -> GemmCurve:
     """The curve that the fit's free numbers stand for; units are not parsed here, for speed. As many small tiles share a
     multiprocessor as the largest holds elements.
     """
-    sizes = [1.0, *(values[f"size{i}"] for i in range(1, 5))]
-    largest = max(m * n for m, n, _ in SIZES)
-    tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=sizes[i], resident=largest // (m * n)) for m, n, i in SIZES)
+    largest = max(m * n for m, n, _ in sizes)
+    efficiency = [1.0, *(values.get(f"size{i}", 1.0) for i in range(1, 5))]
+    tiles = tuple(Tile.model_construct(m=m, n=n, efficiency=efficiency[i], resident=largest // (m * n)) for m, n, i in sizes)
     own: dict[str, Any] = {name: value for name, value in values.items() if name in GemmCurve.model_fields}
     return GemmCurve.model_construct(tiles=tiles, **own)
 
@@ -96,11 +111,13 @@ def benchmarked(
     dtype: str,
     shape: tuple[Array, Array, Array],
     throttling: float = POWER,
+    clusters: Clusters = (),
 ) -> tuple[Array, Array]:
     """Seconds of products (m, n, k) as they were measured, at the highest clock and at the power limit.
 
     An activation and a result stay in the cache when all of one product fits, weights when all copies do. The rows in fp8 and fp4
-    include the pass that quantises the activations, per row and per byte.
+    include the pass that quantises the activations, per row and per byte. clusters: of
+    kernels whose tile goes by m alone; none: the fastest tile.
     """
     m, n, k = shape
     width, bandwidth = WIDTH.get(dtype, 2), gpu.memory_bandwidth
@@ -115,9 +132,29 @@ def benchmarked(
     faster = 1 - 1 / curve.cached
     traffic = activation + weight - faster * held[0], result - faster * held[1]
     product = Product((np.ones(len(m)), m, n, k), traffic, moved=moved)
-    clocks = gemm_clocks(curve, Rates(gpu.peak[dtype], bandwidth, gpu.sms), product, throttling)
+    rates = Rates(gpu.peak[dtype], bandwidth, gpu.sms)
     more = m * beside["per_row"] + (2 + width) * m * k / (bandwidth * beside["per_byte"]) if dtype in QUANTISED else 0.0
+    single = dispatched(curve, rates, product, clusters, throttling) if clusters else None
+    clocks = single or gemm_clocks(curve, rates, product, throttling)
     return clocks[0] + more, clocks[1] + more
+
+
+def dispatched(curve: GemmCurve, rates: Rates, product: Product, clusters: Clusters, throttling: float) -> tuple[Array, Array]:
+    """`gemm_clocks` of products with the tile that vLLM's kernels have for their m; rows and columns of a cluster count whole, k
+    is not cut.
+    """
+    (batch, m, n, k), moved = product.shape, product.moved or product.traffic
+    clocks = np.empty((2, len(m)))
+    above = 0.0
+    for below, tile, rows, columns in clusters:
+        at = (m > above) & (m <= below)
+        whole = -(-m[at] // rows) * rows, -(-n[at] // columns) * columns
+        own = [part for part in curve.tiles if (part.m, part.n) == tile]
+        single = curve.model_copy(update={"tiles": tuple(own), "split": math.inf})
+        traffic, taken = ((pair[0][at], pair[1][at]) for pair in (product.traffic, moved))
+        clocks[:, at] = gemm_clocks(single, rates, Product((batch[at], *whole, k[at]), traffic, moved=taken), throttling)
+        above = below
+    return clocks[0], clocks[1]
 
 
 def sustained(curve: GemmCurve, gpu: Hardware, dtype: str, rate: float, throttling: float = POWER, side: float = SIDE) -> float:
@@ -171,15 +208,17 @@ def fit_gemm(
     """
     m, n, k, seconds = (table[c].to_numpy(float) for c in ("m", "n", "k", "seconds"))
     held = table.sustained.to_numpy(bool)
-    bounds = GEMM_BOUNDS | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype in QUANTISED else {}) | dict(within or {})
+    sizes, bounds = (FP8_SIZES, FP8_BOUNDS) if dtype == "fp8" else (SIZES, GEMM_BOUNDS)
+    clusters = DISPATCH[gpu.name] if dtype == "fp8" else ()
+    bounds = bounds | CACHE_BOUNDS | (QUANTISE_BOUNDS if dtype in QUANTISED else {}) | dict(within or {})
     bounds |= {name: pair for name, pair in LIMIT_BOUNDS.items() if name not in limit and not (rate and name == "sustained")}
 
     def numbers(x: Array) -> dict[str, float]:
         values = dict(zip(bounds, x, strict=True)) | dict(limit)
-        return values | ({"sustained": sustained(gemm_curve(values), gpu, dtype, rate, throttling)} if rate else {})
+        return values | ({"sustained": sustained(gemm_curve(values, sizes), gpu, dtype, rate, throttling)} if rate else {})
 
     def predict(values: Mapping[str, float], at: Any) -> Array:
-        free, limited = benchmarked(gemm_curve(values), values, gpu, dtype, (m[at], n[at], k[at]), throttling)
+        free, limited = benchmarked(gemm_curve(values, sizes), values, gpu, dtype, (m[at], n[at], k[at]), throttling, clusters)
         return np.where(held[at], limited, nearest(free, limited, seconds[at]))
 
     kept_out = heldout(m, n, k)
@@ -195,4 +234,4 @@ def fit_gemm(
     if held.any():
         errors["sustained"] = error[large & held]
     beside = {name: constants[name] for name in BESIDE if name in bounds}
-    return gemm_curve(constants), beside, errors | {"small": error[kept_out & (m < 512)]}
+    return gemm_curve(constants, sizes), beside, errors | {"small": error[kept_out & (m < 512)]}

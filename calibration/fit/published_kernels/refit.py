@@ -40,6 +40,11 @@ NORMAL = {"b200": "B200"}  # profile -> GPU whose products had normally distribu
 LONG = 1000.0  # microseconds of a product, a hundred of which take longer than a board's limit needs to hold
 TRAINED = ("b200",)  # profiles whose attention is fitted to kernels of training: training_attention.py
 SAME_BOARD = ("h100",)  # profiles of GPUs with the H200's multiprocessors, clocks and power limit
+# Hopper's tensor cores add up fp8 in fewer than 32 bits. Forward products leave their sums there, as the kernels of the fp8 rows
+# do (FP8FastAccum in vLLM's scaled_mm_sm90_fp8_dispatch.cuh); those of gradients move them out again and again, in Transformer
+# Engine (use_split_accumulator in common/recipe; _2X_ACC_DGRAD and _2X_ACC_WGRAD in pytorch/module/base.py) and in torchao
+# (Float8LinearConfig). A product is 1.1 to 1.2 times as fast if they stay (github.com/pytorch/ao issue 2377): the middle.
+SPLIT_ACCUMULATOR = {"h100": 1 / 1.15, "h200": 1 / 1.15}  # profile -> `GemmCurve.split_accumulator` of fp8
 
 
 def tidy(value: float, unit: str = "") -> float | str:
@@ -49,7 +54,7 @@ def tidy(value: float, unit: str = "") -> float | str:
 
 def described(curve: GemmCurve | AttentionCurve) -> dict[str, Any]:
     """A curve as a profile's file spells it."""
-    usual: dict[str, Any] = {"aligned": {}, "early": {}, "batched": 1}
+    usual: dict[str, Any] = {"aligned": {}, "early": {}, "batched": 1, "split_accumulator": 1}
     if isinstance(curve, AttentionCurve):
         usual = {"gpu": "", "sustained": 1, "ordered": None}
     data = {name: value for name, value in curve.model_dump().items() if name not in usual or value != usual[name]}
@@ -79,7 +84,7 @@ def note_spread(data: dict[str, Any], part: str, errors: Mapping[str, Array], pr
 
 
 def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
-    """Columns m, n, k, seconds, sustained of every measured product of a dtype."""
+    """Columns m, n, k, seconds, sustained of every measured product of a dtype; in fp8, of m that frameworks allow."""
     import pandas as pd
 
     parts = []
@@ -87,7 +92,8 @@ def products(tables: Path, name: str, dtype: str) -> pd.DataFrame:
         if sustained and name not in POWER:
             continue
         rows = pd.read_csv(tables / "kernels" / f"{file}_{TABLES[name]}.csv.gz")
-        rows = rows[rows.gemm_dtype == NAMES[dtype]].groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
+        rows = rows[(rows.gemm_dtype == NAMES[dtype]) & ((dtype != "fp8") | (rows.m % 8 == 0))]
+        rows = rows.groupby(["m", "n", "k"])[["seconds"]].median().reset_index()
         parts.append(rows.assign(sustained=sustained))
     return pd.concat(parts, ignore_index=True)
 
@@ -114,12 +120,14 @@ def known_limit(data: Mapping[str, Any], name: str, dtype: str, gpu: Gpu) -> dic
 
     Of the same board as the H200's: everything. Of one with a published rate: that full memory bandwidth takes the same part of
     the limit (assumed). Of others nothing: the rows that are nearer to the limit tell. Of fp8: that a FLOP takes half the energy
-    of bf16 (assumed), so that a byte costs as much as twice as many. No fp8 product was run at the limit: left free, its curve
-    serves as a second price that any row may choose, with a byte's energy at the bound of the fit.
+    of bf16, so that a byte costs as much as twice as many (Hopper's prices have another limit: blackwell_products.hopper). No
+    fp8 row of the tables was run at the limit: left free, its curve serves as a second price that any row may choose, with a
+    byte's energy at the bound of the fit.
     """
     if dtype == "fp8":
         other = data["gemm"]["bf16"]
-        return {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"]}
+        split = GemmCurve.model_validate(other).split  # vLLM's fp8 kernels do not cut k, cuBLAS does: as there, assumed
+        return {"sustained": other["sustained"], "byte_energy": 2 * other["byte_energy"], "split": split}
     source = file_of("h200")["gemm"]["bf16"]
     if name in SAME_BOARD:
         return {key: source[key] for key in LIMIT_BOUNDS}
@@ -143,7 +151,10 @@ def refit(tables: Path, name: str) -> None:
         limit = known_limit(data, name, dtype, gpu)
         curve, beside, errors = fit_gemm(rows, gpu, dtype, limit, SUSTAINED.get(name, 0.0), profile.throttling)
         old = profile.gemm[dtype]
-        data["gemm"][dtype] = described(curve.model_copy(update={"aligned": old.aligned, "early": old.early}))
+        kept = {"aligned": old.aligned, "early": old.early}
+        if dtype == "fp8":
+            kept["split_accumulator"] = SPLIT_ACCUMULATOR.get(name, 1.0)
+        data["gemm"][dtype] = described(curve.model_copy(update=kept))
         provenance["beside"] |= {prefix + key: tidy(value) for key, value in beside.items()}
         if dtype == "bf16":
             note(data, "gemm", errors, {axis: rows[axis].to_numpy() for axis in ("m", "n", "k")} | {"batch": np.ones(1)})
