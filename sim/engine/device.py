@@ -73,8 +73,9 @@ class Device:
         return max(cost.busy, task.launched + cost.critical - task.start)
 
     def compute(self, task: Compute) -> None:
-        """Start a block."""
-        self._task, self._since, self._left = task, task.start, self.duration(task)
+        """Start a block, or go on with one that has run as it is priced since its start."""
+        self._task, self._since = task, self.env.now
+        self._left = self.duration(task) - (self._since - task.start)
         self._slow = self._slowed_now() if self._working else 0.0
         self._expect(self._left)
 
@@ -82,6 +83,12 @@ class Device:
         """Let the block that runs go, which does not end."""
         cancel(self._event)
         self._task = self._event = None
+
+    @property
+    def is_undelayed(self) -> bool:
+        """Whether the block that runs has done so as it is priced since its start."""
+        task = self._task
+        return task is not None and self._since == task.start and self.cost(task) is task.cost
 
     def _slowed_now(self) -> float:
         """How much of `slowdown` the collectives that run make: as much as the one that slows most, or one that always works."""

@@ -53,7 +53,7 @@ class Flow:
 class Visitor(Protocol):
     """Who may put flows on links at any time, and must know when others do."""
 
-    def disturb(self) -> None:
+    def disturb(self, link: int) -> None:
         """A flow, or another visitor, comes to a link."""
 
 
@@ -89,7 +89,7 @@ class Network:
         for link in links:
             visitors = self.links[link].visitors
             for other in list(visitors):
-                other.disturb()
+                other.disturb(link)
             visitors[visitor] = None
 
     def leave(self, visitor: Visitor, links: Sequence[int]) -> None:
@@ -133,7 +133,7 @@ class Network:
         for link, _ in part.flows:
             if self.links[link].visitors:
                 for visitor in list(self.links[link].visitors):
-                    visitor.disturb()
+                    visitor.disturb(link)
         flow.left, flow.since, flow.drain = part.bytes, now, float("inf")
         lonely = True
         for link, count in part.flows:

@@ -67,8 +67,12 @@ class ContendedBlock(Compute):
                 self._play(rest, [_State(0.0, piece.seconds) for piece in rest.segment.pieces], ())
                 return
             cost = self.segmented.cost(first, last)
+        self._run(cost, last, self.env.now)
+
+    def _run(self, cost: BlockCost, last: int | None, start: float) -> None:
+        """Play the segments up to number `last` as one event, which began at `start`."""
         self._whole = _Whole(self, cost, last)
-        self._whole.start, self._whole.launched = self.env.now, self.launched
+        self._whole.start, self._whole.launched = start, self.launched
         self.device.compute(self._whole)
 
     def _end(self) -> None:
@@ -146,32 +150,42 @@ class ContendedBlock(Compute):
         self._whole = None
         self._go_on_from(whole.last)
 
-    def disturb(self) -> None:
-        """Something comes to the links, or a collective beside the kernels: go on piece by piece."""
-        whole, now = self._whole, self.env.now
+    def disturb(self, link: int | None = None) -> None:
+        """Something comes to a link, or a collective beside the kernels: go on piece by piece, or stop ahead of the next segment
+        that is on the link.
+        """
+        whole, segments = self._whole, self.segmented.segments
         if whole is None:
             return
-        self._whole = None
+        first, (place, begin) = self._place, self._under_way(whole)
+        last = place if link is None else self.segmented.ahead_of(place, (link,))
+        if last >= (len(segments) if whole.last is None else whole.last):
+            return
+        undelayed = self.device.is_undelayed
         self.device.stop()
-        segments, begin, first = self.segmented.segments, whole.start, self._place
-        left = segments[self._place].cost.busy - (now - begin)
+        if last > place and undelayed:
+            self._run(self.segmented.cost(first, last), last, whole.start)
+            return
+        self._whole, self._place = None, place
+        if place > first:
+            self._passages.append(Passage(first, place, whole.start, begin))
+        rest, now, slowdown = segments[place], self.env.now, self.device.slowdown
+        spans = alone(rest, begin, self.launched + rest.launch, slowdown)
+        self._play(rest, _states(rest, spans, begin, now, slowdown), spans)
+
+    def _under_way(self, whole: _Whole) -> tuple[int, float]:
+        """The number of the segment that runs, and when it began; of none, what comes behind the last."""
+        segments, begin, place, now = self.segmented.segments, whole.start, self._place, self.env.now
+        left = segments[place].cost.busy - (now - begin)
         if self.device.duration(whole) == whole.cost.busy:  # no kernel waited for its launch
-            place = max(self._place, bisect_left(segments, -left, key=lambda rest: -rest.cost.busy) - 1)
+            place = max(place, bisect_left(segments, -left, key=lambda rest: -rest.cost.busy) - 1)
             begin += segments[self._place].cost.busy - segments[place].cost.busy
-            self._place = place
-        for rest in segments[self._place : whole.last]:
-            launched, cost = self.launched + rest.launch, rest.segment.cost
-            end = max(begin + cost.busy, launched + cost.critical)
+        for segment, launch, _ in segments[place : whole.last]:
+            end = max(begin + segment.cost.busy, self.launched + launch + segment.cost.critical)
             if end > now:
-                if self._place > first:
-                    self._passages.append(Passage(first, self._place, whole.start, begin))
-                spans = alone(rest, begin, launched, self.device.slowdown)
-                self._play(rest, _states(rest, spans, begin, now, self.device.slowdown), spans)
-                return
-            begin = end
-            self._place += 1
-        self._passages.append(Passage(first, whole.last, whole.start, begin))
-        self._go_on_from(whole.last)
+                break
+            begin, place = end, place + 1
+        return place, begin
 
     def _settle(self) -> None:
         """Say what lengthened the block: other traffic its collectives, besides what slowed down its kernels."""
