@@ -123,7 +123,7 @@ class Profile(Config):
     fp8_attention: Fp8Attention | None = None  # None: kernels in fp8 have no price
     memory: MemoryCurve
     optimizer: Fraction  # of the memory bandwidth, for multi-tensor updates
-    update_block: Seconds = 0.0  # a thread block of an update in one pass takes at least; 0: not known
+    update_block: Seconds = 0.0  # thread blocks of an update in one pass that do not fill the GPU take at least; 0: not known
     launch: Seconds  # host time to launch one kernel
     eager: Seconds = 0.0  # the same of a kernel that a Python module of a framework launches; 0: as `launch`
     collective_call: Seconds = 0.0  # the same of a collective that it calls: Python, c10d, launch; 0: as a kernel
@@ -293,13 +293,13 @@ class Prices:
 
     def _waiting_blocks(self, kernel: Kernel, moving: float) -> float:
         """What blocks of a multi-tensor update take beyond their bytes, all of which are moved in `moving` seconds. As many of a
-        launch as there is room for run at once, then the others, and none is done sooner than a block alone.
+        launch as there is room for run at once, by their bytes; then the others, which are done no sooner than a block alone.
         """
         elements, most = kernel.shape
         blocks, room = -(-elements // BLOCK_ELEMENTS), BLOCKS_AT_ONCE * self._sms
         whole, left = divmod(blocks, most)
-        waves = [(whole * (most // room), room), (whole, most % room), (left // room, room), (1, left % room)]
-        return sum(count * max(0.0, self.profile.update_block - moving * size / blocks) for count, size in waves if size)
+        last = [(whole, most % room), (1, left % room)]
+        return sum(count * max(0.0, self.profile.update_block - moving * size / blocks) for count, size in last if size)
 
     def _peak(self, dtype: str) -> float:
         try:

@@ -12,9 +12,9 @@ from strategies.data_parallel.shard_padding import padded
 from strategies.layers.layer_cost import LayerCost
 from strategies.layers.operators import Shape
 from strategies.models.model import Model
+from strategies.optimizers import FLOAT
 from strategies.plan.resolved import Resolved
 
-FLOAT = 4
 PIPE_BUFFERS = 2  # of the last stage, in DeepSpeed's pipeline engine
 
 

@@ -208,11 +208,11 @@ def test_updates_by_multi_tensor_launches_near_measurement(elements: int, bandwi
 @pytest.mark.parametrize(
     ("blocks", "launched", "seconds"),
     [
-        (3, 16, 10.0),  # on four multiprocessors there is room for eight, which take as long as one alone
-        (8, 16, 10.0),
-        (9, 16, 20.0),  # the last one runs by itself
-        (16, 16, 20.0),
-        (20, 12, 30.0),  # eight and four of a launch, then eight of another
+        (3, 16, 10.0),  # on four multiprocessors there is room for eight: three take as long as one alone
+        (8, 16, 4.0),  # by their bytes
+        (9, 16, 14.0),  # the last one runs by itself
+        (16, 16, 8.0),
+        (20, 12, 18.0),  # eight and four of a launch, then eight of another
     ],
 )
 def test_blocks_of_an_update_run_at_once_as_far_as_there_is_room(toy_profile, blocks: int, launched: int, seconds: float) -> None:
