@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from strategies.resilience.settings import RunSettings
 
 FIELDS = ("name", "model", "cluster", "nodes", "plan", "profile", "effects", "run", "variability")  # of a job as it is written
-
-
 FOUND = "plan: auto: "  # how the remark on a plan that was found begins
 
 

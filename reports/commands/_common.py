@@ -293,7 +293,9 @@ def job_with_found_plan(job: str | None, *overrides: Any, **given: Any) -> Any:
 def tell_found(job: Any) -> None:
     """On stderr, which plan was found and why, where none was said."""
     if job.auto:
-        echo(next(remark for remark in job.remarks if remark.startswith("plan: auto")), err=True)
+        from strategies.job import FOUND
+
+        echo(next(remark for remark in job.remarks if remark.startswith(FOUND)), err=True)
 
 
 def quantity(option: str, text: str | None, parse: Any) -> float | None:

@@ -28,3 +28,8 @@ class Provenance(Config):
     transports: tuple[str, ...] = ()  # kinds of links between GPUs over which collectives were measured
     beside: dict[str, Positive] = Field(default_factory=dict)  # what was fitted together with the prices and belongs to the
     # benchmark, not to them: bytes that stay in the cache, a pass that was timed too
+
+
+def is_between_nodes(quantity: str) -> bool:
+    """Whether a quantity of `Provenance.measured_range` of links, or a series of their errors, is of what leaves a node."""
+    return quantity == "nic" or quantity.endswith(" nodes")

@@ -14,7 +14,7 @@ from pathlib import Path
 from pydantic import Field, model_validator
 
 from sim.pricing.prices import Profile
-from sim.pricing.provenance import Provenance
+from sim.pricing.provenance import Provenance, is_between_nodes
 from sim.pricing.transfers.protocols import BETWEEN, PROTOCOLS, RING, SIMPLE, LinkPrice, between_nodes
 from topologies.reading import Config, UserError, build, load_yaml, nearest
 
@@ -114,8 +114,8 @@ def _provenance(profile: Profile, network: NetworkTransport) -> dict[str, Proven
     if note is None:
         return dict(profile.provenance)
     same, of = network.profile == profile.name, network.measured_range
-    known = {key: span for key, span in note.measured_range.items() if key != "nic" and not key.endswith(" nodes")}
-    between = {key if key == "nic" or key.endswith(" nodes") else f"{key} between nodes": of[key] for key in of} if same else {}
+    known = {key: span for key, span in note.measured_range.items() if not is_between_nodes(key)}
+    between = {key if is_between_nodes(key) else f"{key} between nodes": of[key] for key in of} if same else {}
     update = {
         "errors": {key: error for key, error in note.errors.items() if " nodes" not in key} | (network.errors if same else {}),
         "transports": tuple(kind for kind in note.transports if kind not in BETWEEN) + ("nic",) * same,

@@ -70,13 +70,13 @@ class ParameterGather:
         if self.kept:
             return ()
         size = self._gathered(part)
-        return (("temporary", size), *([(GATHERED, size)] if self.copies and self._flat else []))
+        return (("temporary", size), *([(GATHERED, size)] if self.stage.fsdp_streams and self._flat else []))
 
     @once
     def gather_buffer(self, part: int) -> Memory:
         """FSDP2's buffer of a part's gather, from which it copies parameters before their pass, until the next part's gather."""
         size = self._gathered(part)
-        return ((GATHERED, size), (CACHED, size)) if self.copies and not self._flat else ()
+        return ((GATHERED, size), (CACHED, size)) if self.stage.fsdp_streams and not self._flat else ()
 
     def _gathered(self, part: int) -> float:
         """Bytes of the gathered parameters of a part."""
@@ -104,18 +104,13 @@ class ParameterGather:
         return gathered
 
     @property
-    def copies(self) -> bool:
-        """Whether PyTorch's FSDP stands between collectives and parameters: not Megatron-LM's, not DeepSpeed."""
-        return self.stage.fsdp_streams
-
-    @property
     def _flat(self) -> bool:
         """Whether parameters stay where they are gathered: FSDP1's."""
         return self.stage.plan.kernel_set.flat_parameters
 
     def copy_out(self, part: int, ref: Ref, backward: bool) -> None:
         """A pass begins with a copy of the part's gathered parameters."""
-        if self.copies and not self._flat:
+        if self.stage.fsdp_streams and not self._flat:
             moved = 2.0 * self._gathered(part)
             self.stage.copy("gathered parameters", "backward" if backward else "forward", (moved,), ref, first=True)
 
@@ -125,7 +120,7 @@ class ParameterGather:
         FSDP2 copies them into one buffer of the reduction's type (`foreach_reduce_scatter_copy_in`). In FSDP1 autograd joins
         them in a flat gradient, which is cast and divided (torch 2.13, torch/distributed/fsdp/_runtime_utils.py).
         """
-        if not self.copies:
+        if not self.stage.fsdp_streams:
             return
         plan, elements = self.stage.plan, sum(self.elements(part))
         width, gradient = plan.bytes_per_element, plan.bytes_per_gradient

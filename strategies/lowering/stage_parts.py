@@ -167,12 +167,12 @@ class StageParts:
 
     def gathered_width(self, first: int, last: int, experts: bool = False) -> float:
         """Mean bytes of a parameter of parts first … last − 1 (of their spread experts) on its way when it is gathered."""
-        wide, parts = self.plan.bytes_per_element, self.parts[first:last]
-        if self.plan.fp8 is None or not self.plan.fp8.gather:
+        wide, narrow, parts = self.plan.bytes_per_element, self.plan.least_gathered, self.parts[first:last]
+        if narrow == wide:
             return wide
         fp8 = sum(part.fp8_expert_parameters if experts else part.fp8_parameters for part in parts)
         every = sum(part.experts if experts else part.parameters - part.experts for part in parts)
-        return wide - (wide - self.plan.fp8.width) * fp8 / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
+        return wide - (wide - narrow) * fp8 / max(1, every + (0 if experts or last < len(self.parts) else self.tied))
 
     @property
     def cached(self) -> Memory:

@@ -35,6 +35,7 @@ from calibration.fit.published_collectives.rows import Row, alternate, node_rows
 from calibration.fit.published_kernels.refit import file_of, rewrite, tidy
 from sim.collectives import algorithms, offered
 from sim.pricing.prices import Profile
+from sim.pricing.provenance import is_between_nodes
 from sim.pricing.shipped import FOLDER, load_profile
 from sim.pricing.transfers.protocols import IN_SWITCH, P2P, SENDS, SIMPLE, SWITCHED, LinkPrice, Shape
 from sim.pricing.transports import load_transport
@@ -218,7 +219,7 @@ def refit(tables: Path, name: str) -> None:
         across = {"4 ranks from 2 and 8": median, "4 ranks from 2 and 8 p90": p90}
     known = profile.provenance["links"].measured_range
     measured = dict(ranges(rows, cluster)) | dict(larger(rows, more))
-    measured |= {key: known[key] for key in known if key == "nic" or key.endswith(" nodes")}
+    measured |= {key: known[key] for key in known if is_between_nodes(key)}
     write(name, fitted_profile, {"fit": 0.0, "heldout": 0.0}, measured)
     shipped = load_profile(FOLDER / f"{name}.yaml")  # errors of the numbers as they are written
     fit = error_figures(free, cluster, shipped)["heldout"]
@@ -238,7 +239,7 @@ def refit_network(tables: Path, name: str) -> None:
     more = {key.replace(sweep, series_of): value for key, value in error_figures(kept, cluster, fitted_profile).items()}
     old = {"fit": note.fit_error or 0.0, **note.errors}
     between = ranges([*free, *kept], cluster)
-    measured = note.measured_range | {key: between[key] for key in between if key == "nic" or key.endswith(" nodes")}
+    measured = note.measured_range | {key: between[key] for key in between if is_between_nodes(key)}
     known = {key: value for key, value in more.items() if key.startswith(series_of)}
     write(name, fitted_profile, old | known, measured, True)
 

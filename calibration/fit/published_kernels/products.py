@@ -116,8 +116,8 @@ def benchmarked(
     """Seconds of products (m, n, k) as they were measured, at the highest clock and at the power limit.
 
     An activation and a result stay in the cache when all of one product fits, weights when all copies do. The rows in fp8 and fp4
-    include the pass that quantises the activations, per row and per byte. clusters: of
-    kernels whose tile goes by m alone; none: the fastest tile.
+    include the pass that quantises the activations, per row and per byte. clusters: of kernels whose tile goes by m alone; none:
+    the fastest tile.
     """
     m, n, k = shape
     width, bandwidth = WIDTH.get(dtype, 2), gpu.memory_bandwidth

@@ -27,6 +27,5 @@ def stage(**plan: Any) -> StageParts:
     [(0, 1, False, 2 - 60 / 100), (1, 2, False, 2 - 10 / 40), (0, 2, False, 2 - 70 / 140), (0, 2, True, 1), (0, 1, True, 2)],
 )
 def test_bytes_of_a_gathered_parameter_by_how_many_are_in_fp8(first: int, last: int, experts: bool, width: float) -> None:
-    fp8 = {gather: SimpleNamespace(gather=gather, width=1) for gather in (True, False)}
-    assert stage(fp8=fp8[True]).gathered_width(first, last, experts) == pytest.approx(width)
-    assert stage(fp8=fp8[False]).gathered_width(first, last, experts) == 2
+    assert stage(least_gathered=1).gathered_width(first, last, experts) == pytest.approx(width)
+    assert stage(least_gathered=2).gathered_width(first, last, experts) == 2
