@@ -166,6 +166,18 @@ def test_rows_of_a_what_if(job: str) -> None:
             assert [again[key] for key in EXACT] == [case["summary"][key] for key in EXACT]
 
 
+def test_rows_of_a_what_if_that_vary_a_plan_that_was_found() -> None:
+    """A field that rows vary is in their inputs, not in what all of them have."""
+    given = ("--model", "gpt2-1.5b", "--cluster", "dgx-a100", "--set", "plan.sequence=1024")
+    options = ("whatif", *given, "--vary", "plan.microbatch=1,2")
+    answer = json.loads(call(*options, "--json").stdout)[1:]
+    (line,) = re.findall(r"every row also has (.*)", call(*options).output)
+    assert "microbatch" not in line
+    for case, size in zip(answer, (1, 2), strict=True):
+        again = simulated([*given, "--set", f"plan.microbatch={size}", *shlex.split(line)])
+        assert [again[key] for key in EXACT] == [case["summary"][key] for key in EXACT]
+
+
 def test_the_best_plan_of_a_page(job: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Drawing, "__call__", lambda self, data, path, legend=True: Image.new("1", (1, 1)).save(path))
     without = [word for part in ("scaling", "clusters", "sensitivity", "published") for word in ("--without", part)]

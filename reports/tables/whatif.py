@@ -135,8 +135,10 @@ def _arguments(job: Job, cases: Sequence[Case]) -> Iterator[str]:
         if case.found:
             yield f"{_inputs(case, named)}: {as_arguments(stated_otherwise(job, {**case.changes, **_plain(case.found)}))}"
     rest = [{name: value for name, value in case.changes.items() if name not in named} for case in cases]
-    if rest and not any(case.found for case in cases) and (changes := stated_otherwise(job, rest[0])):
-        yield f"every row also has {as_arguments(changes)}"
+    if rest and not any(case.found for case in cases):
+        changes = {name: value for name, value in stated_otherwise(job, rest[0]).items() if name not in named}
+        if changes:
+            yield f"every row also has {as_arguments(changes)}"
 
 
 def _plain(changes: Mapping[str, Any]) -> dict[str, Any]:
