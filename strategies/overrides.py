@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,6 +43,8 @@ def parsed(text: object) -> tuple[str, Any]:
     name, equals, value = str(text).partition("=")
     if not equals or not name:
         raise UserError(f"--set {text}: expected FIELD=VALUE, such as plan.tp=4")
+    if len(fields := re.split(r"[, ]\s*(?=[a-z_]+[.][a-z_.]+=)", str(text))) > 1:
+        raise UserError(f"--set {text}: names {len(fields)} fields: {' '.join(f'--set {shlex.quote(f)}' for f in fields)}")
     return name, parse_value(value, f"--set {text}")
 
 

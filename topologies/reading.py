@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
 
 from topologies.documents import limits, syntaxes
 from topologies.documents.errors import CompleteError, UserError, folded, kind_of, nearest, part_of, shown
@@ -66,7 +66,9 @@ class Config(BaseModel):
             field = next((field for own, field in cls.model_fields.items() if name in (own, field.alias)), None)
             if field is not None and "bool" not in str(field.annotation):
                 values = ", ".join(str(value) for value in get_args(field.annotation) if isinstance(value, str))
+                group = _group(field.annotation)
                 rule = f"must be one of {values}, not true or false" if values else "must not be true or false"
+                rule = _as_group(group) if group else rule
                 mistake = PydanticCustomError("value_error", f"Value error, {rule}")
                 details = InitErrorDetails(type=mistake, loc=(name,), input=data[name])
                 raise ValidationError.from_exception_data(cls.__name__, [details])
@@ -193,13 +195,56 @@ def line_of(error: ValidationError, config: type[BaseModel], inside: str = "") -
     if not field or (first["type"] == "value_error" and "=" in message and message.startswith(field.split(".")[-1])):
         return message
     value = first.get("input")
+    message = _rule(first, config) or message
     return f"{field}={shown(value)}: {message[0].lower()}{message[1:]}" if message else f"{field}={shown(value)} is invalid"
+
+
+_RULES = {
+    "int": "must be a whole number",
+    "float": "must be a number",
+    "bool": "must be true or false",
+    "string": "must be a text",
+}
+
+
+def _rule(first: ErrorDetails, config: type[BaseModel]) -> str | None:
+    """What a field must be whose value is of another kind, in the words of who writes files."""
+    kind, _, how = first["type"].partition("_")
+    if how in ("type", "parsing", "from_float") and kind in _RULES:
+        return _RULES[kind]
+    if first["type"] in ("tuple_type", "list_type"):
+        return f"must be a list, such as [{shown(first['input']).strip(chr(39))}]"
+    group = _group(_annotation(config, first["loc"]))
+    return _as_group(group) if group and first["type"] == "model_type" else None
+
+
+def _group(annotation: Any) -> type[BaseModel] | None:
+    """The model whose fields a field has; also of `X | None`."""
+    kinds = (annotation, *get_args(annotation))
+    return next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), None)
+
+
+def _as_group(group: type[BaseModel]) -> str:
+    """That a value must be a group of fields, and how it is written."""
+    names = [*group.model_fields][:3]
+    rest = ", …" if len(group.model_fields) > len(names) else ""
+    written = f"must be fields in braces: {{{', '.join(f'{name}: …' for name in names)}{rest}}}"
+    try:
+        group.model_validate({})
+    except ValidationError:
+        return written
+    return f"{written}; {{}} takes their defaults"
 
 
 def _described(config: type[BaseModel], path: Sequence[int | str]) -> type[BaseModel]:
     """The (nested) model that `path` leads to."""
     for part in path:
         field = config.model_fields.get(str(part))
-        kinds = (field.annotation, *get_args(field.annotation)) if field else ()  # also of `X | None`
-        config = next((kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)), config)
+        config = (_group(field.annotation) if field else None) or config
     return config
+
+
+def _annotation(config: type[BaseModel], path: Sequence[int | str]) -> Any:
+    """The type of the field that `path` leads to; None where it leads to no field."""
+    field = _described(config, path[:-1]).model_fields.get(str(path[-1])) if path else None
+    return field.annotation if field else None
