@@ -19,7 +19,7 @@ from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.applicable import applicable
-from strategies.planner.balance import allotted, balanced_by
+from strategies.planner.balance import allotted, balanced_by, may_be_shared_out
 from strategies.planner.bounds.every_plan import least
 from strategies.planner.fixes import OPTIMIZER
 from strategies.planner.ranking import HEADROOM, Key, rank
@@ -35,7 +35,8 @@ Answer = Callable[[Job], Summary]
 OWN = "the job's plan"
 DEEP = 8  # stages of a pipeline from which on its step takes long to play: it grows with stages and microbatches
 EVENED = 8  # ways of which, on nodes that are not alike, layers or microbatches are shared out by the speed of GPUs
-EVENED_OF_FEW = 1  # the same, where a plan is to be found in seconds
+EVENED_OF_FEW = 2  # the same, where a plan is to be found in seconds
+FINE = 4  # microbatches of a dp rank from which on they can be dealt out by the speed of GPUs, to within an eighth of its share
 _PLAIN: Changes = {"cp": 1, "shard": None, "reshard": True, "offload": None}  # what is to be of a candidate unless it says more
 _OF_ONE_GPU = (
     "sequence",
@@ -133,8 +134,7 @@ def advise(
     if not any(candidate.comfortable for candidate in by_hash.values()):
         by_hash = simulated(_offloading(job)) | by_hash
     if isinstance(job.cluster, UnequalCluster):
-        able = [each for each in by_hash.values() if each.comfortable and each.changes.get("pp", 1) <= DEEP]
-        first_ones = sorted(able, key=_place)[:EVENED]
+        first_ones = _to_even(sorted(by_hash.values(), key=_place))[:EVENED]
         for candidate in filter(None, run(partial(_evened, answer, headroom), first_ones)):
             by_hash.setdefault(candidate.job.hash, candidate)
     if not by_hash:
@@ -150,8 +150,7 @@ def best_of(job: Job, answer: Answer, ways: Iterable[tuple[str, Changes]], headr
     batch = job.global_batch
     every = (_simulated(job, answer, headroom, name, changes | {"global_batch": batch}) for name, changes in ways)
     ranked = sorted(filter(None, every), key=_place)
-    able = [each for each in ranked if each.comfortable and each.changes.get("pp", 1) <= DEEP]
-    evened = filter(None, (_evened(answer, headroom, each) for each in able[:EVENED_OF_FEW]))
+    evened = filter(None, (_evened(answer, headroom, each) for each in _to_even(ranked)[:EVENED_OF_FEW]))
     return min((*ranked, *evened), key=_place, default=None)
 
 
@@ -198,23 +197,42 @@ def _simulated(job: Job, answer: Answer, headroom: float, name: str, changes: Ch
         return None
 
 
+def _to_even(ranked: Iterable[Candidate]) -> list[Candidate]:
+    """Candidates whose work can be shared out, in no long time."""
+    short = (each for each in ranked if each.comfortable and each.changes.get("pp", 1) <= DEEP)
+    return [each for each in short if may_be_shared_out(each.job.plan)]
+
+
 def _evened(answer: Answer, headroom: float, candidate: Candidate) -> Candidate | None:
-    """The candidate with its layers shared out over stages on faster and slower GPUs, or its microbatches over dp ranks on them;
-    None where neither is faster.
+    """The candidate with its layers shared out over stages on faster and slower GPUs, or its microbatches over dp ranks on them,
+    smaller ones where replicas have few; None where neither is faster.
     """
-    timeline = simulate(candidate.job)
-    shared = allotted(candidate.job, timeline, simulate)
-    others = {"uneven layers": balanced_by(candidate.job, timeline), "uneven microbatches": shared and shared[0]}
-    best = candidate
-    for what, other in others.items():
-        with suppress(UserError):
-            summary = answer(other) if other is not None else None
-            if other is None or summary is None or summary.step_seconds >= best.summary.step_seconds:
-                continue
-            changed = {name: value for name, value in other.plan if value != getattr(candidate.job.plan, name)}
-            name, changes = f"{candidate.name}, {what}", candidate.changes | changed
-            best = Candidate(name, changes, other, summary, summary.fits_with(headroom), candidate.dropped)
+    best, size = candidate, candidate.job.plan.microbatch
+    for job in _finer(candidate.job):
+        timeline = simulate(job)
+        shared = allotted(job, timeline, simulate)
+        others = {"uneven layers": balanced_by(job, timeline), "uneven microbatches": shared and shared[0]}
+        smaller = f", microbatch {job.plan.microbatch}" if job.plan.microbatch > 1 else ""
+        name = candidate.name.replace(f", microbatch {size}", smaller)
+        for what, other in others.items():
+            with suppress(UserError):
+                summary = answer(other) if other is not None else None
+                if other is None or summary is None or summary.step_seconds >= best.summary.step_seconds:
+                    continue
+                changed = {name: value for name, value in other.plan if value != getattr(candidate.job.plan, name)}
+                changes = candidate.changes | changed
+                best = Candidate(f"{name}, {what}", changes, other, summary, summary.fits_with(headroom), candidate.dropped)
     return None if best is candidate or not best.comfortable else best
+
+
+def _finer(job: Job) -> Iterator[Job]:
+    """The job, and with microbatches of half as many sequences until each dp rank has FINE of them."""
+    plan = job.resolve()
+    size, count = plan.microbatch, plan.microbatches
+    yield job
+    while count < FINE and not size % 2:
+        size, count = size // 2, 2 * count
+        yield replace(job, plan=job.plan.model_copy(update={"microbatch": size}))
 
 
 def _wanted(job: Job, name: str, changes: Changes) -> Changes:

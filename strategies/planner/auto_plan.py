@@ -18,6 +18,7 @@ from strategies.job import FOUND, Job
 from strategies.plan.plan import SEQUENCE, Plan
 from strategies.planner.advise import advise, best_of
 from strategies.planner.arguments import arguments_of
+from strategies.planner.balance import may_be_shared_out
 from strategies.planner.ranking import HEADROOM
 from strategies.planner.search.objective import Limits, objective
 from strategies.planner.search.search import Search
@@ -48,6 +49,7 @@ CHOSEN = (
     "offload",
 )
 """Fields of a plan that a search chooses."""
+OF_WORK = ("plan.pp", "plan.data_parallel")  # axes that decide whether stages or dp ranks may have unequal work
 LEFT_OUT = ("plan.order", "plan.overlap", "plan.offload")  # axes of the default space
 _CHOSEN: dict[tuple[str, frozenset[str]], Chosen] = {}  # by hash and fields that were said: what this process chose
 
@@ -144,23 +146,37 @@ def _smallest(search: Search) -> Chosen:
 
 def _on_unlike_nodes(job: Job, said: Collection[str]) -> Chosen:
     """On nodes that are not alike, which searches do not bound: of the best plans on as many nodes that are all like the one that
-    has least memory, or of equal memory is slowest, the one that is the fastest here.
+    has least memory, or of equal memory is slowest, the one that is the fastest here. Where GPUs differ these are also the best
+    of those whose work can be shared out by their speed.
     """
     alike = _with_alike_nodes(job)
     space = quick_space(alike, said)
+    spaces = [space, *([_shared_out(space, job.plan)] if len(job.cluster.gpu_kinds) > 1 else [])]
     for headroom in (HEADROOM, 0.0):
-        limits = Limits(headroom=headroom)
-        search = Search(lambda _: alike, space, objective("step"), in_process(), limits, top=SEVERAL, within=ROUGHLY, window=1)
-        answer = search.run()
-        if answer.ended:
-            raise answer.ended
-        plans = [_changed(job.plan, row["changes"]) for row in answer.rows[:SEVERAL]]
-        ways = [(name_of(plan), {field: getattr(plan, field) for field in CHOSEN}) for plan in plans]
-        if (best := best_of(job, predict, ways, headroom)) is not None and best.summary.fits:
+        limits, ways, count = Limits(headroom=headroom), dict[str, dict[str, Any]](), 0
+        for part in spaces:
+            search = Search(lambda _: alike, part, objective("step"), in_process(), limits, top=SEVERAL, within=ROUGHLY, window=1)
+            answer = search.run()
+            if answer.ended:
+                raise answer.ended
+            count = count or answer.counts["allowed"]
+            plans = [_changed(job.plan, row["changes"]) for row in answer.rows[:SEVERAL]]
+            ways |= {name_of(plan): {field: getattr(plan, field) for field in CHOSEN} for plan in plans}
+        if (best := best_of(job, predict, ways.items(), headroom)) is not None and best.summary.fits:
             where = f"on {alike.cluster.nodes} nodes of {alike.cluster.node.gpu.name} that are alike"
-            why = f"the fastest here of {len(ways)} that are the best of {answer.counts['allowed']:,} usual plans {where}"
+            why = f"the fastest here of {len(ways)} that are the best of {count:,} usual plans {where}"
             return Chosen(best.job.plan, f"{best.name}, {why}")
     return _advised(job)
+
+
+def _shared_out(space: Space, plan: Plan) -> Space:
+    """The part of a space whose plans can give unequal work to unlike GPUs."""
+
+    def able(choice: Changes) -> bool:
+        return may_be_shared_out(_changed(plan, choice))
+
+    axes = ((axis, tuple(filter(able, axis.choices)) if axis.name in OF_WORK else axis.choices) for axis in space.axes)
+    return Space(tuple(Axis(axis.name, choices or axis.choices) for axis, choices in axes))
 
 
 def _with_alike_nodes(job: Job) -> Job:

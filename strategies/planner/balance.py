@@ -15,10 +15,19 @@ from sim.timeline import Timeline
 from strategies.job import Job
 from strategies.layers.model_costs import parts
 from strategies.lowering.allotments import replicas
+from strategies.plan.plan import Plan
 from strategies.plan.resolved import Resolved
 from topologies.reading import UserError
 
 TRIES = 4  # allotments that are played
+
+
+def may_be_shared_out(plan: Plan) -> bool:
+    """Whether GPUs that differ may have unequal work: layers of a pipeline's stages, or microbatches of dp ranks that do not meet
+    in each (`strategies.lowering.allotments.merged` refuses those that do).
+    """
+    reduces_each = "gradient" in plan.hook.shards and plan.syncs_gradients == "every"
+    return plan.pp > 1 or not (plan.ep > 1 or plan.shards_parameters or reduces_each)
 
 
 def balanced_by(job: Job, timeline: Timeline) -> Job | None:

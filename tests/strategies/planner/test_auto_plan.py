@@ -155,6 +155,18 @@ def test_nodes_that_are_not_alike() -> None:
     assert predict(job).fits
 
 
+def test_unlike_gpus_together_train_nearly_as_much_as_each_kind_alone() -> None:
+    """Equal shares would have all of them wait for the A100: twice what these train, 0.55 of the sum."""
+    kinds = [{"count": 1, "node": "dgx-a100"}, {"count": 1}]
+
+    def rate(*nodes: dict) -> float:
+        answer = predict(read_job(model="gpt2-1.5b", cluster="dgx-h100", nodes=list(nodes)))
+        assert answer.fits
+        return answer.tokens_per_second
+
+    assert rate(*kinds) > 0.75 * sum(map(rate, kinds))
+
+
 def test_a_what_if_keeps_the_plan_that_was_found() -> None:
     found, rows = read_job(**LLAMA), json.loads(call("whatif", *options(**LLAMA), "--vary", "nodes=1,4", "--json").stdout)
     for row, nodes in zip(rows[1:], (1, 4), strict=True):
