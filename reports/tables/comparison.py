@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -61,7 +62,8 @@ def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) 
     table.add_column("", no_wrap=True)
     for run in runs:
         mark = "★ " if run is best else "≈ " if best and _tied(run, best) else ""
-        table.add_column(Text(f"{mark}{run[0]}"), justify="right", style="bold" if run is best else "")
+        heading = Text(re.sub(r",(?=[a-z_.]+=)", ",\n", f"{mark}{run[0]}"))  # a variant's fields under each other
+        table.add_column(heading, justify="right", style="bold" if run is best else "")
     for name, values in _differences([job for _, _, job in runs]):
         table.add_row(Text(name, "dim"), *(Text(value) for value in values))
     table.add_section()
@@ -89,11 +91,19 @@ def comparison(runs: Sequence[Run], delivered: Sequence[RunAnswer | None] = ()) 
 def _notes(runs: Sequence[Run]) -> list[Text]:
     """What a reader must know, each once, with the runs that it is about unless it is about all."""
     about: dict[str, list[str]] = {}
+    every = [name for name, _, _ in runs]
     for name, summary, job in runs:
         for note in dict.fromkeys((*summary.notes, *job.get("notes", ()))):
             about.setdefault(note, []).append(name)
-    lines = (f"note{'' if len(names) == len(runs) else ' on ' + ', '.join(names)}: {note}" for note, names in about.items())
-    return [Text(line, "yellow") for line in lines]
+    return [Text(f"note{_on(names, every)}: {note}", "yellow") for note, names in about.items()]
+
+
+def _on(names: list[str], every: list[str]) -> str:
+    """Of which runs something is said: nothing of all, of most those of which it is not."""
+    others = [name for name in every if name not in names]
+    if not others:
+        return ""
+    return f" on all but {'; '.join(others)}" if len(others) < len(names) else f" on {'; '.join(names)}"
 
 
 def _costs(runs: Sequence[Run], delivered: bool) -> list[tuple[str, list[str]]]:

@@ -176,10 +176,10 @@ def summarise(timeline: Timeline, total: bool = False) -> Summary:
     if program.steps > 1:
         notes.append(f"a step is the mean of a round: {program.steps} local steps and a synchronisation, all of them played")
     if program.hardware_flops > peak:
-        notes.append(f"HFU above 100 %: {_above(timeline)}")
+        notes.insert(0, f"HFU above 100 %: {_above(timeline)}")
     elif program.model_flops > DOUBTFUL * peak:
         doubt = "no published training has reached that: are the GPU's peak, its profile and the model's sizes right?"
-        notes.append(f"MFU above {100 * DOUBTFUL:.0f} %: {_faster(timeline) or doubt}")
+        notes.insert(0, f"MFU above {100 * DOUBTFUL:.0f} %: {_faster(timeline) or doubt}")
     kinds = tuple(gpu_kinds(timeline, per_lane, memory)) if len(prices.members) > 1 else ()
     notes = [*notes_on(kinds), *notes, *alike]
     limiting = max(memory, key=lambda stage: stage.peak / (stage.capacity or 1.0))

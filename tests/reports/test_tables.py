@@ -142,6 +142,19 @@ def test_comparison_tells_notes_below_and_money_where_prices_differ(summary: Sum
     assert "cost of" not in shown(comparison([("one", summary, dear), ("other", summary, dear)]))
 
 
+def test_comparison_has_the_fields_of_a_variant_under_each_other_and_names_the_fewer_runs(
+    summary: Summary, job: dict[str, Any]
+) -> None:
+    noted = replace(summary, notes=("rough",))
+    long = "plan.tp=2,plan.data_parallel=zero1,cluster.node.nic=25 GB/s"
+    runs = [("base", noted, job), (long, noted, job), ("last", summary, job)]
+    text = shown(comparison(runs))
+    assert max(map(len, text.splitlines())) < 130
+    assert [line.strip() for line in text.splitlines() if "zero1," in line] == ["plan.data_parallel=zero1,"]
+    assert "note on all but last: rough" in text
+    assert f"note on {long}: rough" in shown(comparison([runs[2], runs[1]]))
+
+
 def test_comparison_tells_ties_between_runs_of_one_profile(summary: Summary, job: dict[str, Any]) -> None:
     near, far = (replace(summary, tokens_per_second_per_gpu=summary.tokens_per_second_per_gpu * part) for part in (0.95, 0.85))
     foreign = replace(near, profile="other")
