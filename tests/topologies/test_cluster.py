@@ -156,6 +156,14 @@ def test_rates_that_cannot_be_reached_and_networks_that_were_not_measured_are_to
     assert load_cluster("dgx-h100", 1, {"node.nic": "25 Gb/s"}).remarks == ()
 
 
+def test_nobody_sells_nics_that_pcie_slows_down() -> None:
+    """A ConnectX-8 of 800 Gb/s hangs on 16 lanes of PCIe 6: 64 GT/s each, and 236 of a flit's 256 bytes are of transactions."""
+    nodes = {name: load_cluster(name).node for name in cluster_names()}
+    slow = {name for name, node in nodes.items() if node.pcie and node.nics * node.nic > node.gpus * node.pcie}
+    assert slow == {"gaudi2", "gaudi3"}  # whose ports are the accelerators' own, behind no PCIe, which is not described
+    assert load_cluster("dgx-b300").node.pcie == pytest.approx(16 * 64e9 / 8 * 236 / 256, rel=0.001)
+
+
 def test_unknown_names_and_files(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown cluster 'dgx-h10'; did you mean 'dgx-h100'"):
         load_cluster("dgx-h10")
