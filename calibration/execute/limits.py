@@ -83,7 +83,7 @@ EXECUTED = {  # fields of a plan that PyTorch carries out; others must have thei
     "framework",
     "deepspeed",
 }
-EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view"}  # of the framework
+EXECUTED_OPTIONS = {"set_to_none", "gradient_as_bucket_view", "root_unit", "keep_last_unit"}  # of the framework
 
 
 EXECUTED_KERNELS = ("torch", "compiled")  # operator by operator, or each layer by torch.compile

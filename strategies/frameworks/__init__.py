@@ -96,6 +96,8 @@ class KernelSet:
     fp16_loss: bool = False  # logits are not cast to fp32
 
     flat_parameters: bool = False  # zero3 is FSDP1, whose units are flat parameters
+    root_unit: bool = False  # embedding and head are one unit of zero3, which stays from the first pass to the last
+    keeps_last_unit: bool = False  # zero3 does not release the unit that a forward pass ends with
     frees_gradients: bool = True  # after the update, where gradients are PyTorch's .grad
     bucket_views: bool = False  # gradients live in DDP's buckets
     broadcast_buffers: bool = True  # DDP sends buffers of a traced module in every step

@@ -72,9 +72,14 @@ class Zero3(Hook):
         options: dict[str, Any] = {"mesh": mesh, "reshard_after_forward": setup.plan.reshard, "mp_policy": self._precision()}
         if chunk.spread:
             self._spread(chunk, options)
-        units = net.units()
+        kernels = setup.plan.kernel_set
+        units = [[layer] for layer in cast(Any, net).layers] if kernels.root_unit else net.units()
+        last = net.units()[0] if kernels.keeps_last_unit and net.tied and not kernels.root_unit else units[-1]
         for unit in units:
-            fully_shard(unit if len(unit) > 1 else unit[0], **options)
+            stays = {"reshard_after_forward": False} if kernels.keeps_last_unit and unit == last else {}
+            fully_shard(unit if len(unit) > 1 else unit[0], **options | stays)
+        if kernels.root_unit:  # FSDP2 keeps the root's unit, unless it is told otherwise
+            options.pop("reshard_after_forward")
         fully_shard(net, **options)
         chunk.materialise(setup.device)
         if setup.plan.pp == 1:

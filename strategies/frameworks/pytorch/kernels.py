@@ -33,6 +33,7 @@ class InPyTorch(KernelSet):
         given = self.options
         self.separate_products, self.repeats_keys = not given.joined_products, given.repeated_keys
         self.unpads, self.loss_metrics, self.flat_parameters = given.unpad, given.loss_metrics, given.flat_parameters
+        self.root_unit, self.keeps_last_unit = given.root_unit, given.keep_last_unit
         self.frees_gradients, self.bucket_views = given.set_to_none, given.gradient_as_bucket_view
         self.broadcast_buffers = given.broadcast_buffers
 

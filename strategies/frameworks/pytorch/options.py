@@ -13,7 +13,7 @@ class PyTorchOptions(Options):
     """How the model is written, and what PyTorch's DDP, FSDP and optimizers are given."""
 
     droppable: ClassVar[frozenset[str]] = frozenset(
-        {"flat_parameters", "set_to_none", "gradient_as_bucket_view", "broadcast_buffers"}
+        {"flat_parameters", "root_unit", "keep_last_unit", "set_to_none", "gradient_as_bucket_view", "broadcast_buffers"}
     )
 
     joined_products: bool = Field(
@@ -46,6 +46,16 @@ class PyTorchOptions(Options):
         False,
         description="zero3: PyTorch's FSDP1 (FullyShardedDataParallel), which joins, casts and divides gradients before it "
         "reduces them, in place of FSDP2 (fully_shard), which copies gradients and what it gathered",
+    )
+    root_unit: bool = Field(
+        False,
+        description="zero3: embedding, last norm and head are one unit of FSDP2, the root's: gathered before the forward pass, "
+        "kept for the backward pass and reduced at its end (torchtitan before pull request 1094 of July 2025)",
+    )
+    keep_last_unit: bool = Field(
+        False,
+        description="zero3: the unit that a forward pass ends with is not released after it, as the backward pass begins with it "
+        "(FSDP2's reshard_after_forward=False): the head, or with root_unit the last layer, as torchtitan does",
     )
     set_to_none: bool = Field(
         True,

@@ -7,6 +7,8 @@ without `reshard`); with `reshard_after_backward` 2·m (m) do. Reductions run be
 it (torch 2.13, `PipelineStage.perform_reduce_grad`). With `shard` below dp (FSDP2's HSDP), gradient shards are all-reduced over
 the replicas: FSDP2's in every microbatch that reduces (torch 2.13, FSDPParamGroup.all_reduce_grads), Megatron-LM's in the last
 one.
+Parts are units of their own, unless `root_unit` makes one of embedding and head, which FSDP2 keeps from the forward pass on and
+reduces at the end of the backward pass; with `keep_last_unit` the unit that a forward pass ends with stays, too.
 With overlap the next part is gathered while the present one computes (prefetch depth 1). With `offload` parameters come from the
 host, gradients go there.
 
@@ -40,11 +42,13 @@ class FSDP(ShardedParameters):
     @classmethod
     def moves(cls, plan: Resolved) -> Moves:
         """In every microbatch parameters are gathered forward, and backward when they were released, and gradients reduced."""
-        gathers, reductions = plan.microbatches * (1 + plan.reshard), plan.microbatches
+        kernels = plan.kernel_set
+        again = plan.reshard and not kernels.root_unit and not kernels.keeps_last_unit  # all of them
+        gathers, reductions = plan.microbatches * (1 + again), plan.microbatches
         if plan.syncs_gradients == "last":
             reductions = 1
         if plan.keeps_parameters:
-            gathers = plan.microbatches * plan.reshard + 1
+            gathers = plan.microbatches * again + 1
         return Moves(gathers * plan.least_gathered, reductions * plan.bytes_per_gradient)
 
     @classmethod
@@ -62,32 +66,44 @@ class FSDP(ShardedParameters):
             return self.in_order(stage, turn, after)
         ahead = overlap or (backward and stage.plan.kernel_set.prefetches_backward)
         order, computed = self.order(stage, turn), list[Ref]()
-        first = self.begin(stage, () if overlap else after)
-        tied = gather.gather(0, first, backward) if backward and _tied(stage) else None
+        kept = _kept(stage) if backward else frozenset()  # they are there
         # the first part is gathered when the pass before has released its own, or without overlap when it has computed
-        gathered = [gather.gather(order[0], first, backward)]
+        first, at_first = self.begin(stage, () if overlap else after), self._at_first(stage, order, backward)
+        gathered = {part: gather.gather(part, first, backward) for part in at_first}
         following = [*order[1:], *self._in_vain(stage, backward)]
         for position, part in enumerate(order):
             held_up = () if overlap else tuple(stage.reduced[-1:])
-            if ahead and position < len(following):  # launched before the compute that it hides behind
-                start = (*computed[-1:], *held_up)
-                is_there = tied is not None and position + 2 == len(order)
-                gathered.append(tied if tied and is_there else gather.gather(following[position], start, backward))
+            coming = [each for each in following[position : position + 1] if each not in kept]
+            if ahead and coming and coming[0] not in gathered:  # launched before the compute that it hides behind
+                start = computed[-1:] if computed or gathered else first
+                gathered[coming[0]] = gather.gather(coming[0], (*start, *held_up), backward)
             if position + 1 == len(order) <= len(following):
                 mistaken = following[position]
                 self._lingering += gather.gathered_parameters(mistaken) + gather.gather_buffer(mistaken)
             if not overlap:
-                held_up += tuple(gathered[position + 1 :])
-            waits = (gather.ready(part, gathered[position], backward), *held_up, *(after if not position else ()))
+                held_up += tuple(gathered[each] for each in coming if each in gathered)
+            # buffers of what is gathered at first are given back by the first part: of tied embeddings it is copied for the head
+            copied = at_first if not position else () if part in kept or part in at_first else (part,)
+            unit = copied if _root(stage) else (part,) * (part not in kept)
+            arrived = tuple(gather.ready(each, gathered[each], backward) for each in unit)
+            waits = (*arrived, *held_up, *(after if not position else ()))
             absent = self._gathered_late(stage, order, ahead) if backward and not position else 0.0
-            buffer = gather.gather_buffer(part) if not tied or part else ()  # of tied embeddings it is copied for the head
-            buffer += gather.gather_buffer(0) if tied and not position else ()
+            buffer = tuple(entry for each in copied[::-1] for entry in gather.gather_buffer(each))
             computed.append(self.part(stage, turn, part, waits, absent, buffer))
-            gather.copy_out(part, computed[-1], backward)
-            if not ahead and position + 1 < len(order):
+            for each in unit:
+                gather.copy_out(each, computed[-1], backward)
+            if not ahead and position + 1 < len(order) and coming and coming[0] not in gathered:
                 start = (computed[-1], *stage.reduced[-1:])
-                gathered.append(gather.gather(order[position + 1], start, backward))
+                gathered[coming[0]] = gather.gather(coming[0], start, backward)
         return computed[-1]
+
+    @staticmethod
+    def _at_first(stage: Stage, order: Sequence[int], backward: bool) -> tuple[int, ...]:
+        """The parts that are gathered before the first one's pass."""
+        last = len(stage.parts) - 1
+        if backward:
+            return tuple(sorted({order[0], *((0,) if _tied(stage) else ())} - _kept(stage)))
+        return (0, last) if _root(stage) else (0,)
 
     def _in_vain(self, stage: Stage, backward: bool) -> list[int]:
         """The part below the lowest that is trained: FSDP2 gathers it ahead like any other, its backward pass never comes, and it
@@ -96,13 +112,14 @@ class FSDP(ShardedParameters):
         """
         fsdp2 = stage.plan.pytorch_fsdp and not stage.plan.kernel_set.flat_parameters
         below = stage.lowest - 1
-        return [below] if backward and fsdp2 and below >= 0 and self.gather_of(stage).moving(below) else []
+        comes = backward and fsdp2 and below >= 0 and below not in _kept(stage)
+        return [below] if comes and self.gather_of(stage).moving(below) else []
 
     def _gathered_late(self, stage: Stage, order: Sequence[int], ahead: bool) -> float:
         """Bytes that PyTorch gathers when the backward of the loss, which is no FSDP2 module, is over."""
         if not stage.plan.of_pytorch:
             return 0.0
-        parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())}
+        parts = {order[0], *(order[1:2] if ahead else ()), *((0,) if _tied(stage) else ())} - _kept(stage)
         entries = (entry for part in parts for entry in self.gather_of(stage).gathered_parameters(part))
         return sum(size for kind, size in entries if kind in MEMORY_KINDS)
 
@@ -125,10 +142,14 @@ class FSDP(ShardedParameters):
     def _released(self, stage: Stage, turn: Turn, part: int) -> Memory:
         """What the part's pass gives back."""
         released = not turn.stays if turn.backward else stage.plan.reshard
-        if not released or (_tied(stage) and part == 0 and not turn.backward):
+        if not released or (not turn.backward and (part in _kept(stage) or (_tied(stage) and part == 0))):
             return ()
-        last = _tied(stage) and part == len(stage.parts) - 1 and not turn.backward
-        return self.gather_of(stage).gathered_parameters(part) + (self.gather_of(stage).gathered_parameters(0) if last else ())
+        parts, last = {part}, len(stage.parts) - 1
+        if turn.backward and _root(stage):
+            parts = {part, 0, last} if part == stage.lowest else {part} - {last}
+        elif _tied(stage) and part == last and not turn.backward:
+            parts = {part, 0}
+        return tuple(entry for each in sorted(parts, reverse=True) for entry in self.gather_of(stage).gathered_parameters(each))
 
     def new_gradient(self, stage: Stage, part: int) -> Memory:
         """Nothing where whole gradients of microbatches before are there."""
@@ -136,13 +157,16 @@ class FSDP(ShardedParameters):
 
     def reduce(self, stage: Stage, turn: Turn, part: int, after: Ref) -> None:
         """As soon as the part's pass is over."""
-        if turn.keeps:
+        last = len(stage.parts) - 1
+        if turn.keeps or (_root(stage) and part == last):  # with what the pass ends with
             return
         gradient = self.gradient(stage, part)
         lingers = turn.way == BACKWARD and stage.plan.kernel_set.prefetches_backward
         if lingers and part and not stage.plan.overlap:
             gradient, self._lingering = (), gradient
         self._reduce(stage, part, after, gradient)
+        if _root(stage) and part == stage.lowest:
+            self._reduce(stage, last, after, self.gradient(stage, last))
 
     def _reduce(self, stage: Stage, part: int, after: Ref, free: Memory) -> None:
         gather = self.gather_of(stage)
@@ -160,6 +184,22 @@ class FSDP(ShardedParameters):
             for part in range(stage.lowest, len(stage.parts)):
                 gathered = self.gather_of(stage).gathered_parameters(part) if turn.stays else ()
                 self._reduce(stage, part, ref, self.gradient(stage, part) + gathered)
+
+
+def _root(stage: Stage) -> bool:
+    """Whether embedding, last norm and head are one unit, as whatever is in no unit of its own is in the root's."""
+    return stage.plan.kernel_set.root_unit and stage.model.head
+
+
+def _kept(stage: Stage) -> frozenset[int]:
+    """Parts that a forward pass keeps for its backward pass, where it releases others. FSDP2 keeps the root's (torch 2.13,
+    `FSDPState._lazy_init`).
+    """
+    root, last, kernels = _root(stage), len(stage.parts) - 1, stage.plan.kernel_set
+    of_root = frozenset({0, last}) if root else frozenset[int]()
+    if not kernels.keeps_last_unit:
+        return of_root
+    return of_root | {last - root} | ({0} if _tied(stage) else set())
 
 
 def _tied(stage: Stage) -> bool:

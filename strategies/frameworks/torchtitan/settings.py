@@ -64,6 +64,9 @@ def _read(path: Path) -> ReadSettings:
     compiled = keys.section("compile").flag("enable", False) or training.flag("compile", False)
     plan, remarks = of_pytorch(plan, compiled or asynchronous)
     options = {"complex_rotary": True, "repeated_keys": True}  # torchtitan/models/llama/model.py
+    by_default = parallel.value("fsdp_reshard_after_forward", "default") == "default"
+    if plan.get("reshard") and by_default and "offload" not in plan:
+        options["keep_last_unit"] = True  # apply_fsdp: but for norm and head
     plan |= {"attention": "sdpa", "framework": options}
     return ReadSettings(str(path), plan, ignored=keys.ignored, remarks=remarks)
 
@@ -214,7 +217,7 @@ def _sharding(plan: Plan, dp: int) -> dict[str, Any]:
     return {
         "data_parallel_replicate_degree": dp // shard,
         "data_parallel_shard_degree": shard,
-        "fsdp_reshard_after_forward": "always" if plan.reshard else "never",
+        "fsdp_reshard_after_forward": ("default" if plan.kernel_set.keeps_last_unit else "always") if plan.reshard else "never",
     }
 
 

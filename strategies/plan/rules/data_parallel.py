@@ -22,12 +22,30 @@ def shares(plan: Plan, dp: int) -> Iterator[str]:
     if plan.kernel_set.flat_parameters and not plan.pytorch_fsdp:
         has = "deepspeed" if plan.deepspeed else f"data_parallel={plan.data_parallel}, kernels={plan.kernels}"
         yield f"flat_parameters=true contradicts {has}: PyTorch's FSDP1 is zero3, kernels torch or compiled"
+    yield from _kept_units(plan)
     if plan.shard is None:
         return
     if not shards:
         yield f"shard={plan.shard} contradicts data_parallel={plan.data_parallel}, which shards nothing"
     if plan.shard == 1 or dp % plan.shard:
         yield f"shard={plan.shard} must be at least 2 and divide dp={dp}"
+
+
+def _kept_units(plan: Plan) -> Iterator[str]:
+    """What FSDP2 keeps gathered between a forward pass and its backward pass."""
+    kernels = plan.kernel_set
+    for option, said in {"root_unit": kernels.root_unit, "keep_last_unit": kernels.keeps_last_unit}.items():
+        has = f"data_parallel={plan.data_parallel}" + ", deepspeed" * (plan.deepspeed is not None)
+        if said and not plan.pytorch_fsdp:
+            yield f"{option}=true contradicts {has}: it is a choice of PyTorch's FSDP2, zero3"
+        elif said and kernels.flat_parameters:
+            yield f"{option}=true contradicts flat_parameters=true: it is a choice of FSDP2"
+        elif said and plan.pp > 1:
+            yield f"{option}=true contradicts pp={plan.pp}: it is simulated of models without stages"
+        elif said and plan.offload is not None:
+            yield f"{option}=true contradicts offload: it is simulated of parameters that stay on the GPUs"
+    if kernels.keeps_last_unit and not plan.reshard:
+        yield "keep_last_unit=true contradicts reshard=false, which releases no unit"
 
 
 def belongs(plan: Plan, model: Model) -> Iterator[str]:

@@ -46,6 +46,7 @@ def traceable(plan: Plan, model: Model, sequence: int) -> Iterator[str]:
         "repeated_keys",
         "unpad",
         "loss_metrics",
+        "root_unit",
     }:
         yield "framework: options of how a model is written are not for a traced module"
     trace = structure_of(model.module)

@@ -26,6 +26,7 @@ LLAMA_FIELDS: dict[str, Any] = {
     **LLAMA_LAYER,
 }
 LLAMA = GPT | LLAMA_FIELDS
+UNITS = (("root_unit",), ("keep_last_unit",), ("root_unit", "keep_last_unit"))  # of FSDP2, options that keep some gathered
 AXES = ("pp", "replica", "dp", "tp")  # outermost first
 ZRO = "zero_redundancy_optimizer"
 
@@ -175,10 +176,15 @@ def _data_parallel(net: Any, plan: Resolved, mesh: Any) -> Any:
         from torch.distributed.fsdp import fully_shard
 
         over = mesh["hsdp"] if plan.replicas > 1 else mesh["dp"]
+        kernels = plan.kernel_set
         units = [part for part in (net.embedding, *net.layers, net.head) if part is not None]
-        for part in units if not net.tied else net.layers:
-            fully_shard(part, mesh=over, reshard_after_forward=plan.reshard)
-        return fully_shard(net, mesh=over, reshard_after_forward=plan.reshard)
+        units = list(net.layers) if net.tied or kernels.root_unit else units
+        for part in units:
+            stays = kernels.keeps_last_unit and part is units[-1] and not (net.tied and not kernels.root_unit)
+            fully_shard(part, mesh=over, reshard_after_forward=plan.reshard and not stays)
+        if kernels.root_unit:
+            return fully_shard(net, mesh=over)
+        return fully_shard(net, mesh=over, reshard_after_forward=plan.reshard and not kernels.keeps_last_unit)
     group = mesh["dp"].get_group()
     ddp = torch.nn.parallel.DistributedDataParallel(
         net,

@@ -82,6 +82,7 @@ TWO = {
     "zero2, reduced once": job("zero2, reduced once", 2, SHORT, data_parallel="zero2", accumulation=3, gradient_sync="last"),
     "zero3": job("zero3", 2, FLAT, data_parallel="zero3", accumulation=2),
     "zero3, reduced once": job("zero3, reduced once", 2, FLAT, data_parallel="zero3", accumulation=3, gradient_sync="last"),
+    "zero3, kept units": job("zero3, kept units", 2, FLAT, data_parallel="zero3", root_unit=True, keep_last_unit=True),
     "zero3, not resharded": job("zero3, not resharded", 2, SHORT, data_parallel="zero3", reshard=False, precision="fp16"),
     "local sgd": job("local sgd", 2, FLAT, data_parallel="local_sgd", local_steps=2, optimizer="sgd"),
     "diloco": job("diloco", 2, SHORT, data_parallel="diloco", local_steps=2),

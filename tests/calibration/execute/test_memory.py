@@ -13,7 +13,7 @@ import pytest
 from sim.analysis.memory import ledger
 from sim.engine.player import run
 from strategies.lowering.lower import lower
-from tests.calibration.execute.conftest import LLAMA_FIELDS
+from tests.calibration.execute.conftest import LLAMA_FIELDS, UNITS
 from topologies.reading import UserError
 
 GPT: dict[str, Any] = {"name": "gpt", "hidden": 64, "layers": 2, "heads": 8, "vocabulary": 512, "context": 128}
@@ -23,6 +23,7 @@ PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 4}
 ZRO = {"data_parallel": "zero_redundancy_optimizer"}
 ONCE = {"data_parallel": "zero3", "gradient_sync": "last"}
 TP_SP = {"tp": 4, "sequence_parallel": True}
+KEPT_UNITS = tuple(dict.fromkeys(kept, True) for kept in UNITS)
 DEEP = LLAMA | {"layers": 4}
 PIPELINE = {"pp": 2, "accumulation": 4, "microbatch": 1}
 
@@ -68,6 +69,9 @@ def peak(toy_job, toy_prices):
         (FEW_TOKENS, 4, {"data_parallel": "zero3"}),  # gathered parameters and whole gradients weigh more than activations
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "reshard": False}),
         (FEW_TOKENS, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        *((model, 4, {"data_parallel": "zero3"} | kept) for model in (GPT, LLAMA, FEW_TOKENS) for kept in KEPT_UNITS),
+        (FEW_TOKENS, 4, ONCE | {"accumulation": 3, "reshard_after_backward": True} | KEPT_UNITS[-1]),
+        (FEW_TOKENS, 4, ONCE | {"accumulation": 3} | KEPT_UNITS[0]),
         (GPT, 4, {"data_parallel": "zero3", "recompute": "full"}),  # the loss is over when parameters are gathered
         (GPT, 4, {"tp": 4}),
         (LLAMA, 4, {"tp": 4}),

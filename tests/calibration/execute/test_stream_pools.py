@@ -16,7 +16,7 @@ import pytest
 from sim.analysis.memory import ledger
 from sim.engine.player import run
 from strategies.lowering.lower import lower
-from tests.calibration.execute.test_memory import FEW_TOKENS, GPT, LLAMA, ONCE, PLAN
+from tests.calibration.execute.test_memory import FEW_TOKENS, GPT, KEPT_UNITS, LLAMA, ONCE, PLAN
 
 ZERO3 = {"data_parallel": "zero3"}
 GATHER, REDUCE = 0, 2  # as FSDPCommContext makes its streams: copy-in, all-gather, reduce-scatter, all-reduce
@@ -81,6 +81,7 @@ def pools(monkeypatch) -> Counter[int]:
         (FEW_TOKENS, 4, {"recompute": "full"}),
         (FEW_TOKENS, 4, ONCE | {"accumulation": 2}),
         (FEW_TOKENS, 8, {"shard": 4}),  # HSDP
+        *((model, 4, kept) for model in (FEW_TOKENS, LLAMA) for kept in KEPT_UNITS),
     ],
 )
 def test_gathers_and_gradients_have_blocks_of_their_own(pools, rehearse, toy_job, toy_prices, model, gpus, plan) -> None:

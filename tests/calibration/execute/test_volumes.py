@@ -14,10 +14,11 @@ from sim.analysis.volume import volumes
 from sim.engine.player import run
 from strategies.lowering.lower import lower
 from strategies.models.model import Model
-from tests.calibration.execute.conftest import GPT, LLAMA
+from tests.calibration.execute.conftest import GPT, LLAMA, UNITS
 
 PLAN: dict[str, Any] = {"precision": "fp32", "microbatch": 2}
 ONCE = {"data_parallel": "zero3", "accumulation": 3, "gradient_sync": "last"}
+KEPT_UNITS = tuple({"kernels": "torch"} | dict.fromkeys(kept, True) for kept in UNITS)
 TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops before the last product and its sum
 
 
@@ -50,6 +51,9 @@ def sent(toy_job, toy_prices):
         (GPT, 4, ONCE | {"reshard_after_backward": True}),
         (LLAMA, 4, ONCE | {"reshard": False, "reshard_after_backward": True}),
         (LLAMA, 4, {"data_parallel": "zero3", "recompute": "full"}),
+        *((model, 4, {"data_parallel": "zero3", "accumulation": 2} | kept) for model in (GPT, LLAMA) for kept in KEPT_UNITS),
+        (LLAMA, 4, ONCE | KEPT_UNITS[-1]),
+        (LLAMA, 4, ONCE | KEPT_UNITS[-1] | {"reshard_after_backward": True}),
         (LLAMA, 8, {"data_parallel": "zero3", "shard": 4}),  # HSDP
         (LLAMA, 64, {"data_parallel": "zero3", "shard": 8}),
         (GPT, 4, {"tp": 4}),

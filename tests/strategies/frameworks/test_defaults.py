@@ -212,6 +212,9 @@ CODE: dict[tuple[str, str], Callable[[], str]] = {
     ("torchtitan", "bucket of DDP"): lambda: torchtitan("data_parallel_shard_degree = 1")["bucket"],
     ("torchtitan", "fsdp_reshard_after_forward"): lambda: yes(torchtitan()["reshard"]),
     ("torchtitan", "fsdp_reshard_after_forward, pp 2"): lambda: yes(torchtitan("pipeline_parallel_degree = 2")["reshard"]),
+    ("torchtitan", "norm and head after the forward pass"): lambda: (
+        "kept" if torchtitan()["framework"]["keep_last_unit"] else "released"
+    ),
     ("torchtitan", "pipeline_parallel_schedule"): lambda: torchtitan("pipeline_parallel_degree = 2")["schedule"].lower(),
     ("torchtitan", "pipeline_parallel_microbatch_size"): lambda: str(torchtitan("pipeline_parallel_degree = 2")["microbatch"]),
     ("torchtitan", "enable_async_tensor_parallel"): lambda: yes(

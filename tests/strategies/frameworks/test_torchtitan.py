@@ -12,7 +12,7 @@ from strategies.frameworks.settings import frameworks
 from strategies.read_job import read_job
 from topologies.reading import UserError
 
-OWN = {"attention": "sdpa", "framework": {"complex_rotary": True, "repeated_keys": True}}
+OWN = {"attention": "sdpa", "framework": {"complex_rotary": True, "repeated_keys": True, "keep_last_unit": True}}
 EVERYTHING = {"optimizer": "cpu", "parameters": "cpu"}
 
 
@@ -99,6 +99,7 @@ def test_buckets_of_ddp(read: Any) -> None:
             {"data_parallel": "zero3", "dp": 16, "shard": 8, "reshard": True},
         ),
         ('fsdp_reshard_after_forward = "never"', {"data_parallel": "zero3", "reshard": False}),
+        ('fsdp_reshard_after_forward = "always"', {"data_parallel": "zero3", "reshard": True}),
         ("pipeline_parallel_degree = 2", {"data_parallel": "zero3", "reshard": False}),  # by default not with a pipeline
         ('pipeline_parallel_degree = 2\nfsdp_reshard_after_forward = "always"', {"data_parallel": "zero3", "reshard": True}),
     ],
@@ -106,6 +107,8 @@ def test_buckets_of_ddp(read: Any) -> None:
 def test_sharding(read: Any, text: str, plan: dict[str, Any]) -> None:
     settings = read(parallelism=text)
     assert {name: settings[name] for name in ("data_parallel", "dp", "shard", "reshard") if name in settings} == plan
+    # norm and head stay, unless all are said to be released
+    assert settings["framework"].get("keep_last_unit", False) == (plan.get("reshard", False) and "always" not in text)
 
 
 def test_what_is_left_to_shard_beside_copies_must_be_said(read: Any) -> None:
@@ -234,6 +237,8 @@ def test_what_is_written_of_the_rest() -> None:
     assert config["optimizer"] == {"implementation": "foreach"}
     assert config["activation_checkpoint"] == {"mode": "selective", "selective_ac_option": "3"}
     assert "enable_cpu_offload" not in config["training"]
+    kept = written(data_parallel="zero3", kernels="torch", framework={"keep_last_unit": True})
+    assert kept["parallelism"]["fsdp_reshard_after_forward"] == "default"
     assert written(data_parallel="zero3", offload=EVERYTHING)["training"]["enable_cpu_offload"] is True
     assert written(recompute="operators", data_parallel="zero3")["activation_checkpoint"]["selective_ac_option"] == "op"
     overlapping = {"tp": 2, "sequence_parallel": True, "overlap_tp": "pieces", "kernels": "compiled", "data_parallel": "zero3"}

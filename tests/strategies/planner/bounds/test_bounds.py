@@ -84,6 +84,8 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "freeze": st.sampled_from([{"layers": 1}, {"layers": 1, "embedding": False}, {"layers": 0, "head": True}]),
     "outside_optimizer": st.sampled_from([["head"], ["embedding"]]),
     "flat_parameters": st.just(True),
+    "root_unit": st.just(True),
+    "keep_last_unit": st.just(True),
     "fused_optimizer": st.booleans(),
     "last_stage_layers": st.just(1),
     "embedding_as_layer": st.just(True),
@@ -206,6 +208,8 @@ def jobs(draw: Any, offloaded: bool = False) -> dict[str, Any]:
         "reshard_after_backward": (hook, plan["pp"], plan.get("gradient_sync")) != ("zero3", 1, "last")
         or {"deepspeed", "offload"} & plan.keys(),
     }
+    fsdp2 = not unfit["flat_parameters"] and plan["pp"] == 1 and not {"flat_parameters", "offload"} & plan.keys()
+    unfit |= {"root_unit": not fsdp2, "keep_last_unit": not fsdp2 or not plan.get("reshard", True)}
     own = Plan.model_fields.keys() | type(kernel_set(plan.get("kernels", "megatron")).options).model_fields.keys()
     plan = {name: value for name, value in plan.items() if name in own and not unfit.get(name)}
     shape = draw(st.sampled_from(SHAPES))
