@@ -176,6 +176,7 @@ def _set_limit(tables: Path, name: str, data: dict[str, Any], gpu: Gpu, throttli
     for dtype in NAMES:
         data["gemm"][dtype]["sustained"] = tidy(limit)
     provenance["beside"]["sustained"] = curve.sustained  # of the rows that the curve is fitted to
+    provenance["beside"]["normal sustained"] = tidy(limit)  # of these (blackwell_products takes the mean of two boards)
     provenance["errors"] |= {kind: tidy(float(np.median(np.abs(error)))) for kind, error in errors.items()}
     print(name, "limit", limit, {kind: float(np.median(error)) for kind, error in errors.items()}, flush=True)
 
