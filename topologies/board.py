@@ -91,8 +91,10 @@ class Board:
         return ports
 
     def slots(self) -> None:
-        """A PCIe slot per GPU with its NIC beside it under the same switch; nothing when the node has no NICs."""
-        if self.node.nics:
+        """A PCIe slot per GPU with its NIC beside it under the same switch, or the GPUs' own NICs; nothing without NICs."""
+        if self.node.integrated_nics:
+            self.uplink([((), ())] * self.node.gpus)
+        elif self.node.nics:
             self.slots_of = [self.port("pcie", f"gpu {gpu} pcie") for gpu in range(self.node.gpus)]
             self.uplink([((out,), (into,)) for out, into in self.slots_of])
 

@@ -110,7 +110,7 @@ class Cluster(Config):
 
     def _remarks(self, node: Node) -> tuple[str, ...]:
         remarks = []
-        if node.nics and node.pcie:
+        if node.nics and node.pcie and not node.integrated_nics:
             into, out = node.nic * node.nics / node.rails, node.pcie * node.gpus / node.rails
             if into > out:
                 remarks.append(f"node.nic: {into / 1e9:.3g} GB/s of NICs are more than {out / 1e9:.3g} GB/s of PCIe lets through")

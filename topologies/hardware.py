@@ -7,6 +7,7 @@ per direction. Zero is the value of a part that is absent.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from operator import not_
 from typing import ClassVar, Literal
 
 from pydantic import Field, model_validator
@@ -138,6 +139,7 @@ class NodeParts(Config):
     edges: tuple[Edge, ...] = Field((), max_length=EDGES)  # wiring "graph"
     nics: int = Field(default=0, ge=0, le=MAX_PER_NODE)  # network interfaces of one node
     nic: BytesPerSecond = Field(default=0.0, gt=0)  # per NIC
+    integrated_nics: bool = Field(False, exclude_if=not_)  # NICs are ports of the accelerators themselves (Gaudi), behind no PCIe
     latency: Latency = Latency()  # of the smallest message, by kind of way
     cpu: Cpu | None = None  # absent: nothing can be offloaded to the host
 

@@ -41,6 +41,9 @@ class Node(NodeParts):
         if bool(self.nics) != bool(self.nic):
             raise ValueError(f"node.nics={self.nics} contradicts nic={self.nic:g} B/s: give both or neither")
         board = self.board()
+        if self.integrated_nics and any(len(way) != 1 for way in board.ways_out):
+            why = f"wiring='{self.wiring}', where NICs are behind PCIe" if self.nics else "nics=0"
+            raise ValueError(f"node.integrated_nics=true contradicts {why}")
         used = {link.kind for link in board.links}
         for kind in ("nvlink", "host", "loopback"):
             rate = getattr(self, kind)
