@@ -28,10 +28,11 @@ from sim.pricing.transfers.protocols import P2P, PROTOCOLS
 from sim.pricing.transfers.traffic import Traffic, first_members
 from sim.pricing.transfers.wiring import nics_between
 from topologies.links.sums import distinct
-from topologies.links.topology import Topology
+from topologies.links.topology import Ids, Topology, kind_of_link
 
 US = 1e-6
 NVLINK, NIC = 0.8, 0.96  # parts of links that NCCL counts: 20 of 25 GB/s of an NVLink (src/graph/topo.h), 48 of 50 of a NIC
+PCIE = 0.75  # of what PCIe's lanes carry before encoding, twice as much in each generation: 48 of 64 GB/s (kvDictPciGen)
 _BASE = {"ring": (6.6 * US, 14 * US, 8.4 * US), "tree": (6.8 * US, 14 * US, 8.4 * US)}  # LL, LL128, Simple
 _INSIDE = {"ring": (0.6 * US, 1.9 * US, 3.4 * US), "tree": (0.6 * US, 1.25 * US, 4.0 * US)}  # per step over NVLink
 _NET = {"ring": (2.7 * US, 4.0 * US, 14 * US), "tree": (5.0 * US, 8.5 * US, 14 * US)}
@@ -139,14 +140,25 @@ def communicator(topology: Topology, grid: Grid, traffic: Traffic, limits: Limit
         inside, switched = NVLINK * float(topology.capacity(ports).sum()), len(ports) == 1 and bool((ways[:, 1:2] >= 0).any())
     if len(node) == 1:
         return Communicator(len(first), 1, inside, 0.0, _CHANNELS[limits], limits) if switched else None
-    nics = nics_between(topology, inner, first[topology.node_of(first) != node[0]][:1])
+    other = first[topology.node_of(first) != node[0]][:1]
+    nics = nics_between(topology, inner, other)
     if not len(nics):
         return None
-    across = NIC * float(topology.capacity(nics).sum())
+    across = _across(topology, topology.routes(inner, np.repeat(other, len(inner))), nics)
     inside = inside or across
     channel = min(inside, across) / len(nics)
     doubled = channel >= DOUBLED and (limits in (VOLTA, AMPERE) or len(nics) <= FEW or channel >= ALWAYS_DOUBLED)
     return Communicator(len(first), len(node), inside, across, len(nics) * (1 + doubled), limits)
+
+
+def _across(topology: Topology, ways: Ids, nics: Ids) -> float:
+    """Bytes per second of NICs, each of no more than PCIe lets through from the GPU that has the best way to it."""
+    link = np.maximum(ways, 0)
+    rate, kind = topology.capacity(link), np.array([kind_of_link(name) for name in topology.kinds])[topology.kind(link)]
+    slots = (ways >= 0) & (kind == "pcie")
+    slot = np.where(slots, PCIE * 1e9 * 2.0 ** np.ceil(np.log2(rate / 1e9)), np.inf).min(axis=1)
+    through = [slot[(ways == nic).any(axis=1)].max() for nic in nics]
+    return float(np.minimum(NIC * topology.capacity(nics), through).sum())
 
 
 def prefers_rings(group: Communicator, size: float) -> bool:

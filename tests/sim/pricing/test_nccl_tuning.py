@@ -21,6 +21,8 @@ from sim.pricing.transfers.nccl_tuning import (
     prefers_rings,
 )
 from sim.pricing.transfers.traffic import Traffic
+from strategies.predict import predict
+from strategies.read_job import read_job
 from topologies.cluster_files import load_cluster, load_gpu
 
 
@@ -69,6 +71,27 @@ def test_few_fast_channels_become_twice_as_many() -> None:
     topology, traffic = load_cluster("dgx-h100", nodes=4).topology(), Traffic("", ("dp",), ())
     assert communicator(topology, Grid.of(tp=8, dp=4), traffic, HOPPER) == Communicator(4, 4, 48e9, 48e9, 2, HOPPER)
     assert communicator(topology, Grid.of(dp=32), traffic, HOPPER) == Communicator(32, 4, 360e9, 384e9, 8, HOPPER)
+
+
+def test_nics_count_for_what_pcie_lets_through() -> None:
+    """16 lanes of PCIe 5 are 48 GB/s to NCCL, as a NIC of 400 Gb/s is; faster ones are known as faster behind PCIe 6 only."""
+    grid, traffic = Grid.of(dp=16), Traffic("", ("dp",), ())
+    usual, fast, both = (
+        communicator(load_cluster("dgx-h100", 2, node).topology(), grid, traffic, HOPPER)
+        for node in ({}, {"node.nic": "800 Gb/s"}, {"node.nic": "800 Gb/s", "node.pcie": "118 GB/s"})
+    )
+    assert usual == fast == Communicator(16, 2, 360e9, 384e9, 8, HOPPER)
+    assert both is not None
+    assert both.across == 8 * 96e9
+
+
+def test_faster_nics_make_no_step_longer() -> None:
+    """Counted for their own rate, they had NCCL run what takes longer where PCIe holds them up: 7 % of this step."""
+    job = {"model": "gpt3-175b", "cluster": "dgx-h100", "nodes": 2, "plan": {"tp": 2, "sequence": 2048, "accumulation": 2}}
+    usual, fast = (
+        predict(read_job(job, {"model.layers": 8, "cluster.node.nic": nic})).ideal_seconds for nic in ("400 Gb/s", "800 Gb/s")
+    )
+    assert 0.9 * usual < fast <= usual
 
 
 @pytest.mark.parametrize(("name", "limits"), [("v100", VOLTA), ("a100", AMPERE), ("h100", HOPPER), ("b200", BLACKWELL)])
