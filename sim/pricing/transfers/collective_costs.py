@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from copy import copy
 from dataclasses import replace
 from typing import Any, NamedTuple, Self
@@ -59,6 +59,7 @@ class CollectiveCosts(AlgorithmChoice):
         super().__init__(topology, program.grid, prices)
         self.program, self.lane = program, lane
         self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
+        self._remarking = True  # whether there are notes on collectives
         for member in prices.members:
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
         self._collectives: dict[tuple[Collective | Send, int, int], TransferCost] = {}
@@ -90,9 +91,9 @@ class CollectiveCosts(AlgorithmChoice):
         self._lay_on(wiring)
 
     def under(self, prices: Prices) -> Self:
-        """The same under other prices of the same GPUs: algorithms and protocols stay as they were chosen."""
+        """The same under other prices of the same GPUs, without notes: algorithms and protocols stay as they were chosen."""
         other = copy(self)
-        other.prices, other.notes = prices, {}
+        other.prices, other.notes, other._remarking = prices, {}, False
         other._known, other._collectives, other._every = other._known_of(prices), {}, {}
         other._values = prices.transfers.setdefault(self.wiring, {})
         other._lay_on(self.wiring)
@@ -146,7 +147,7 @@ class CollectiveCosts(AlgorithmChoice):
         every = self._every.get(key)
         if every is None:
             kinds = self.kinds(work, cohort)
-            alike = id(kinds), self._at[cohort]  # equal work under other labels has the same choices, which are kept
+            alike = id(kinds), self._at[cohort], self._remarking  # equal work under other labels has the same choices, which are kept
             known = self._values.get(alike)
             if known is None:
                 priced = [self._price_among(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
@@ -166,7 +167,7 @@ class CollectiveCosts(AlgorithmChoice):
         return link_rates(self.topology, self.grid, traffic._replace(algorithm="", groups=traffic.groups[:1]))
 
     def _played(self, work: Collective | Send, cohort: int, shared: _Shared) -> TransferCost:
-        key = cost_key(work), shared, self._at[cohort]
+        key = cost_key(work), shared, self._at[cohort], self._remarking
         known = self._values.get(key)
         if known is None:
             known = kept(self._values, key, self._price_among(work, cohort, shared), REMEMBERED)
@@ -176,17 +177,18 @@ class CollectiveCosts(AlgorithmChoice):
 
     def _price_among(self, work: Collective | Send, cohort: int, shared: _Shared) -> tuple[TransferCost, list[str]]:
         """The cost of `work` in these groups, and caveats of it."""
-        traffic = shared.traffic
-        table = self._table(traffic.algorithm.partition("/")[0], traffic)
-        prices = self._of(traffic).prices
-        remarks = [
-            *notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes),
-            *notes.of_sockets(prices, self._kinds(traffic)),
-            *notes.of_network(prices, traffic.algorithm.partition("/")[0], self._kinds(traffic)),
-            *notes.of_rates(prices, self._link_rates(traffic)),
-        ]
-        cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], traffic)
+        cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], shared.traffic)
+        remarks = list(self._remarks(work, shared.traffic)) if self._remarking else []
         return replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks
+
+    def _remarks(self, work: Collective | Send, traffic: Traffic) -> Iterator[str]:
+        """Caveats of the price of `work` in these groups."""
+        operation, prices, kinds = traffic.algorithm.partition("/")[0], self._of(traffic).prices, self._kinds(traffic)
+        table = self._table(operation, traffic)
+        yield from notes.of_collective(prices, table, traffic.algorithm, self._extent(traffic), work.bytes)
+        yield from notes.of_sockets(prices, kinds)
+        yield from notes.of_network(prices, operation, kinds)
+        yield from notes.of_rates(prices, self._link_rates(traffic))
 
     def _share(self, work: Collective | Send, cohort: int) -> tuple[_Shared, ...]:
         """For each sibling group, the groups that it is played with: groups of its kind with ranks of the same lanes."""
