@@ -130,9 +130,10 @@ class HeldLaunches:
         """The host has seen the end of what held it up."""
         begun = self.before.time if self.before is not None else 0.0
         self.over, self.time = True, max(now, self.host.through(begun, self.busy))
-        for task in self.tasks:
+        tasks, self.tasks = self.tasks, []  # their device has this host: a circle that would outlive the player
+        for task in tasks:
             self.add(task)
-        for task in self.tasks:
+        for task in tasks:
             if task.holds is not self:
                 task.waiting -= 1
                 if not task.waiting:

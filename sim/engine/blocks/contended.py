@@ -133,6 +133,7 @@ class ContendedBlock(Compute):
             elif task is not None:
                 more = (task.end or 0.0) - task.start - state.left
                 self._lengthened[piece.axis] = self._lengthened.get(piece.axis, 0.0) + more
+        over.tasks = ()  # they refer to it: a circle that would outlive the player
         self._go_on_from(self._place)
 
     def _go_on_from(self, place: int | None) -> None:

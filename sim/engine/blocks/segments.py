@@ -79,7 +79,7 @@ class SegmentedBlock:
     when they are first asked for.
     """
 
-    def __init__(self, lane: Segments, block: Block, links: tuple[int, ...]) -> None:
+    def __init__(self, lane: _Segmentation, block: Block, links: tuple[int, ...]) -> None:
         self.links, self._lane, self._block = links, lane, block
         self._costs: dict[tuple[int, int], BlockCost] = {}  # of the segments from one number to before another
 
@@ -120,20 +120,31 @@ class SegmentedBlock:
 
 
 class Segments:
-    """The segments of the blocks of one lane; equal items are segmented once."""
+    """The segmented blocks of one lane."""
 
     def __init__(self, lanes: Lanes, number: int) -> None:
-        self.lanes, self.number = lanes, number
+        self._lane = _Segmentation(lanes, number)
         self._blocks: dict[Block, SegmentedBlock | None] = {}
-        self._runs: dict[SharedItems, list[Segment]] = {}
 
     def of(self, block: Block) -> SegmentedBlock | None:
         """The segments of a block; None where its collectives take no links."""
         if block not in self._blocks:
-            inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
-            links = {link: None for cost, _ in inside for link in sorted(cost.links)}
-            self._blocks[block] = SegmentedBlock(self, block, tuple(links)) if links else None
+            links = self._lane.links(block)
+            self._blocks[block] = SegmentedBlock(self._lane, block, links) if links else None
         return self._blocks[block]
+
+
+class _Segmentation:
+    """How the blocks of one lane are segmented; equal items are segmented once. It knows no block that was, which refer to it."""
+
+    def __init__(self, lanes: Lanes, number: int) -> None:
+        self.lanes, self.number = lanes, number
+        self._runs: dict[SharedItems, list[Segment]] = {}
+
+    def links(self, block: Block) -> tuple[int, ...]:
+        """The links that the collectives of a block take."""
+        inside = self.lanes.op_costs.inside(block, self.lanes.every[self.number].cohort)
+        return tuple({link: None for cost, _ in inside for link in sorted(cost.links)})
 
     def cut(self, block: Block) -> tuple[Rest, ...]:
         """See `SegmentedBlock.segments`."""
