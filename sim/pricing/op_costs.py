@@ -73,6 +73,8 @@ class OpCosts(CollectiveCosts):
         """See `CollectiveCosts.under`."""
         other = super().under(prices)
         other._forget()
+        if all(each.blocks is usual.blocks for each, usual in zip(prices.members, self.prices.members, strict=True)):
+            other._blocks = {key: cost for key, cost in self._blocks.items() if not key[0].meetings}  # of kernels alone
         return other
 
     def _forget(self) -> None:

@@ -94,7 +94,8 @@ class CollectiveCosts(AlgorithmChoice):
         """The same under other prices of the same GPUs, without notes: algorithms and protocols stay as they were chosen."""
         other = copy(self)
         other.prices, other.notes, other._remarking = prices, {}, False
-        other._known, other._collectives, other._every = other._known_of(prices), {}, {}
+        other._known, alike = other._known_of(prices), prices.transfers is self.prices.transfers
+        other._collectives, other._every = (dict(self._collectives), dict(self._every)) if alike else ({}, {})
         other._values = prices.transfers.setdefault(self.wiring, {})
         other._lay_on(self.wiring)
         return other
@@ -147,7 +148,8 @@ class CollectiveCosts(AlgorithmChoice):
         every = self._every.get(key)
         if every is None:
             kinds = self.kinds(work, cohort)
-            alike = id(kinds), self._at[cohort], self._remarking  # equal work under other labels has the same choices, which are kept
+            # equal work under other labels has the same choices, which are kept
+            alike = id(kinds), self._at[cohort], self._remarking
             known = self._values.get(alike)
             if known is None:
                 priced = [self._price_among(work, cohort, _Shared(kind.traffic, *kind[:2])) for kind in kinds]
