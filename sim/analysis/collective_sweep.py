@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+from sim.analysis.notes import joined
 from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.collective_costs import CollectiveCosts
@@ -129,7 +130,7 @@ def transport(
     pricing, works = lone(topology, prices, operation, ranks, sizes, algorithm)
     for work in works:
         pricing.collective(work, 0)
-    return *pricing.transport(works[0], 0), list(pricing.notes)
+    return *pricing.transport(works[0], 0), joined(pricing.notes)
 
 
 def _choices(pricing: CollectiveCosts, work: Collective | Send, cohort: int) -> list[Point]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -14,6 +15,28 @@ from topologies.hardware import AT
 from topologies.links.topology import Topology, kind_of_link
 
 ALIKE = 0.02  # by how much links may differ whose rates are said in round numbers: 31 and 31.5 GB/s of PCIe 4
+
+
+class Note(NamedTuple):
+    """A caveat of an operation, which stands for {} in the text: those with one text are a note together."""
+
+    text: str
+    operation: str
+
+
+def joined(notes: Iterable[str | Note]) -> list[str]:
+    """For the reader, in order of the first of each."""
+    operations: dict[str | Note, list[str]] = {}
+    for note in notes:
+        text, own = (note.text, [note.operation]) if isinstance(note, Note) else (note, [])
+        operations.setdefault(text if not own else Note(text, ""), []).extend(own)
+    return [note.text.format(_listed(own)) if isinstance(note, Note) else note for note, own in operations.items()]
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names as a sentence has them: "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last
 
 
 def of_machine(prices: Prices, topology: Topology, world: int) -> Iterator[str]:
@@ -53,7 +76,7 @@ def of_network(prices: Prices, operation: str, kinds: Iterable[str]) -> Iterator
         if "nic" not in note.transports or not measured:
             yield f"between nodes nothing was measured {over}: steps are others' or NCCL's"
         elif operation not in measured:
-            yield f"between nodes only {', '.join(measured)} was measured {over}: others run by their schedules at its steps"
+            yield f"between nodes only {_listed(measured)} was measured {over}: its steps and rates price other operations"
 
 
 def of_rates(prices: Prices, rates: Mapping[str, float]) -> Iterator[str]:
@@ -102,7 +125,7 @@ def of_error(prices: Prices, operation: str, extent: tuple[int, int], links: Map
 
 def of_collective(
     prices: Prices, table: CollectiveTable | None, name: str, extent: tuple[int, int], size: float
-) -> Iterator[str]:
+) -> Iterator[str | Note]:
     """A note where the measured range of a collective ends and the formula takes over.
 
     name: "all_reduce/ring"; extent: ranks and nodes of a group; size: bytes of the full buffer.
@@ -121,26 +144,26 @@ def of_collective(
         yield f"{what}: {size:g} bytes are {size / max(table.prices[-1].bytes, 1.0):.3g} times the largest that was measured"
 
 
-def _beyond(profile: Profile, operation: str, extent: tuple[int, int], size: float) -> Iterator[str]:
+def _beyond(profile: Profile, operation: str, extent: tuple[int, int], size: float) -> Iterator[Note]:
     """Notes where more ranks or bytes take part than were measured, or compared with what others published."""
     note, (ranks, nodes) = profile.provenance.get("links"), extent
     if note is None or not note.measured or operation == "send":
         return
     measured = operation.removesuffix("v")  # unequal parts are priced as equal ones
     where = [key for key in note.errors if key.startswith(f"{measured} ") and key.endswith(" nodes") == (nodes > 1)]
+    unmeasured = f"not measured for profile '{profile.name}': {{}}"
     if nodes == 1 and not where:
-        yield f"{operation} was not measured for profile '{profile.name}': priced by its schedule"
+        yield Note(f"{unmeasured} in a node, priced by schedule", operation)
         return
     between = [float(key.split()[1]) for key in where if nodes > 1]
     most = max(between or [note.measured_range.get("ranks", (0.0, float("inf")))[1]])
     if ranks > most and (between or nodes == 1):
-        what = f"{operation} among more than {most:,.0f} ranks" + " of a node" * (nodes == 1)
-        yield f"{what} was not measured for profile '{profile.name}': priced by its schedule"
+        where_ranks = f"among more than {most:,.0f} ranks" + " of a node" * (nodes == 1)
+        yield Note(f"{unmeasured} {where_ranks}, priced by schedule", operation)
     ranges = [note.measured_range[key] for key in (*where, "bytes") if key in note.measured_range]
     largest = max((high for _, high in ranges), default=float("inf"))
     if size > largest:
-        what = f"{operation} of more than {largest / 2**30:.3g} GiB"
-        yield f"{what} was not measured for profile '{profile.name}': priced at its highest rate"
+        yield Note(f"{unmeasured} of more than {largest / 2**30:.3g} GiB, priced at the highest rate that was", operation)
 
 
 def of_lanes(alike: bool, lane: Ids | None) -> Iterator[str]:

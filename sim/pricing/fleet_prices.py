@@ -54,7 +54,7 @@ class FleetPrices(Prices):
             names = [name for name in names if name != LL128]
         result = {}
         for name in names:
-            fields = ("base", "widening", "kernel", "handover")
+            fields = ("base", "widening", "kernel", "handover", "chunk")
             slowest = {field: max(getattr(each[name], field) for each in every) for field in fields}
             slowest["copy_rate"] = min(each[name].copy_rate for each in every)
             copied = min(member.profile.copy_rate for member in self.members)

@@ -7,6 +7,7 @@ from typing import NamedTuple, Self
 
 import numpy as np
 
+from sim.analysis.notes import joined
 from sim.clock import on_grid
 from sim.collectives import Ids
 from sim.pricing.block_costs import BlockCost, chained, fused
@@ -67,7 +68,7 @@ class OpCosts(CollectiveCosts):
     def every_note(self) -> list[str]:
         """Caveats of these prices, for the reader; of kernels outside of what was measured one of a kind, the farthest first."""
         outside = sorted(self._outside.values(), key=lambda each: -each.far)
-        return [*self.notes, *(each.note for each in outside)]
+        return [*joined(self.notes), *(each.note for each in outside)]
 
     def under(self, prices: Prices) -> Self:
         """See `CollectiveCosts.under`."""

@@ -74,7 +74,7 @@ def test_command_beside_a_log(tmp_path: Path) -> None:
         ("pcie-l40s --ranks 2 --sizes 1MiB:1GiB", "among 2 ranks on 1 node within 5.1% (median, held out, of 512 B to 512 MiB)"),
         ("pcie-l40s --ranks 4", "all_reduce among 4 ranks on 1 node over pcie was not measured: its error is unknown"),
         ("pcie-l40s --ranks 8", "all_reduce among 8 ranks on 1 node over host, pcie was not measured: its error is unknown"),
-        ("dgx-h100", "all_reduce among 8 ranks on 1 node within 3.8% (median, held out)"),
+        ("dgx-h100", "all_reduce among 8 ranks on 1 node within 3.6% (median, held out)"),
         ("dgx-h100 --nodes 2", "all_reduce among 16 ranks on 2 nodes within 3.2% (median, held out)"),
         ("dgx-h100 --ranks 8 --algorithm tree", "tree alone: its error is unknown"),
         ("aws-p5 --nodes 2", "all_reduce among 16 ranks on 2 nodes within 4.7% (median, held out)"),  # EFA

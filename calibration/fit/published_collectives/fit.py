@@ -10,7 +10,7 @@ the loss is robust (soft L1 of the logarithm of predicted over measured).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -26,6 +26,7 @@ from sim.pricing.transfers.nccl_tuning import ESTIMATED, Communicator, Way, by_e
 from sim.pricing.transfers.protocols import (
     IN_SWITCH,
     PROTOCOLS,
+    RING,
     SIMPLE,
     LinkPrice,
     Rates,
@@ -45,7 +46,8 @@ Array = NDArray[np.float64]
 Ranges = Mapping[str, tuple[float, float]]  # lowest and highest value by what it is of
 Bounds = dict[str, tuple[float, float, float]]  # free number -> start, lowest, highest
 
-STARTS = 32  # of the search, the first from NCCL's own constants
+STARTS = 32  # of the search, at most, the first from NCCL's own constants
+PATIENCE, BETTER = 8, 1e-3  # starts without one that is better by such a part
 PRIOR = 0.004  # weight of the start: holds numbers that the measurements do not determine
 WORTH = 0.05  # relative error from which on a row counts less than by its square
 BASE = {
@@ -61,6 +63,7 @@ BASE = {
 COPY = (6e11, 1e11, 1e13)
 WIDENING = (0.2, 0.01, 1.0)
 HANDOVER = (5e-7, 1e-8, 1e-5)
+COPYING = (1e-5, 1e-8, 1e-4)  # a chunk of a channel out
 LAUNCH = (1e-6, 2e-4)  # of the quickest protocol; one process for all GPUs, or PyTorch around it, add tens of microseconds
 OVERLAP = {"overlap": (1e-7, 1e-10, 2e-5)}
 STEP: dict[str, Bounds] = {  # over links inside a node; efficiencies of LL and LL128 as shares of Simple's; see the format's
@@ -150,31 +153,49 @@ def predicted(sweep: Series, tariffs: Mapping[str, Rates]) -> Array:
     return best
 
 
-def tariffs(profile: Profile, kinds: Sequence[str]) -> dict[str, Rates]:
-    """Every protocol's rates."""
-    return {name: rates(protocol, kinds, profile.copy_rate) for name, protocol in profile.every_protocol().items()}
+def tariffs(profile: Profile, kinds: Sequence[str], names: Collection[str] = ()) -> dict[str, Rates]:
+    """The rates of every protocol, or of those that are named."""
+    every = profile.every_protocol()
+    return {name: rates(every[name], kinds, profile.copy_rate) for name in names or every}
+
+
+def _only(profile: Profile, names: Collection[str]) -> Profile:
+    """`profile` with the protocols that are named and those that they follow from."""
+    rings = profile.rings if any(name.startswith(RING) for name in names) else {}
+    needed = {"ll", *names, *rings}
+    protocols = {name: protocol for name, protocol in profile.protocols.items() if name in needed}
+    return profile.model_copy(update={"protocols": protocols, "rings": rings})
 
 
 def search(
     free: Bounds, profile_of: Free, data: Sequence[Series], kinds: Sequence[str], starts: int = STARTS
 ) -> dict[str, float]:
-    """The free numbers with the least loss: bounded least squares on their logarithms, from several starts."""
+    """The free numbers with the least loss: bounded least squares on their logarithms, from several starts, until PATIENCE of
+    them in a row find nothing better.
+    """
     from scipy.optimize import least_squares
 
     start, low, high = (np.log([bound[i] for bound in free.values()]) for i in range(3))
+    every = tariffs(profile_of({name: bound[0] for name, bound in free.items()}), kinds)
+    ways = {(name, protocol) for sweep in data for name in sweep.shapes for protocol in usable(name, "auto", every)}
+    names = {own for name, protocol in ways for own in (protocol, priced_as(name, protocol, every))}
 
     def residuals(x: Array) -> Array:
         profile = profile_of(dict(zip(free, np.exp(x).tolist(), strict=True)))
-        rate = tariffs(profile, kinds)
+        rate = tariffs(_only(profile, names), kinds, names)
         solution = [np.log(predicted(sweep, rate) / sweep.seconds) / len(sweep.size) ** 0.5 for sweep in data]
         return np.concatenate([*solution, PRIOR * (x - start)])
 
     random = np.random.default_rng(0)
     best: Any = None
+    since = 0
     for number in range(starts):
         at = np.clip(start + (number > 0) * random.normal(0, 0.5, len(start)), low + 1e-6, high - 1e-6)
         solution = least_squares(residuals, at, bounds=(low, high), loss="soft_l1", f_scale=WORTH / 4, max_nfev=60)
+        since = since + 1 if best is not None and solution.cost > (1 - BETTER) * best.cost else 0
         best = solution if best is None or solution.cost < best.cost else best
+        if since == PATIENCE:
+            break
     return dict(zip(free, np.exp(best.x).tolist(), strict=True))
 
 
@@ -185,6 +206,7 @@ def _bounds(protocols: Sequence[str], kinds: Sequence[str]) -> Bounds:
         free[f"{protocol}.base"] = BASE[protocol]
         free |= {f"{protocol}.widening": WIDENING} if protocol in ("ll", "p2p_ll") else {}
         free |= {f"{protocol}.copy": COPY} if protocol == "p2p" else {}
+        free |= {f"{protocol}.chunk": COPYING} if protocol == "p2p" and "nvlink" in kinds else {}
         free |= {f"{protocol}.handover": HANDOVER} if protocol in IN_SWITCH else {}
         free |= {f"{protocol}.{kind}.{name}": bound for kind in kinds for name, bound in STEP[protocol].items()}
     return free
@@ -270,8 +292,8 @@ def network(profile: Profile, rings: bool, *, efficiency: bool = False) -> tuple
 
 def _transport(values: Mapping[str, float], protocol: str, links: dict[str, LinkPrice]) -> Transport:
     base, copy = values[f"{protocol}.base"], values.get(f"{protocol}.copy", inf)
-    widening, handover = (values.get(f"{protocol}.{name}", 0.0) for name in ("widening", "handover"))
-    return Transport.model_construct(base=base, links=links, copy_rate=copy, widening=widening, handover=handover)
+    further: dict[str, Any] = {name: values.get(f"{protocol}.{name}", 0.0) for name in ("widening", "handover", "chunk")}
+    return Transport.model_construct(base=base, links=links, copy_rate=copy, **further)
 
 
 def _link(values: Mapping[str, float], prefix: str, most: float = 1.0) -> LinkPrice:

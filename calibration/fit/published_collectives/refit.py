@@ -151,6 +151,7 @@ def write(name: str, profile: Profile, constants: Mapping[str, float], measured:
         key: {"base": tidy(protocol.base, "us")}
         | ({"widening": tidy(protocol.widening)} if protocol.widening else {})
         | ({"handover": tidy(protocol.handover, "us")} if protocol.handover else {})
+        | ({"chunk": tidy(protocol.chunk, "us")} if protocol.chunk else {})
         | ({"copy_rate": f"{protocol.copy_rate / 1e9:.4g} GB/s"} if protocol.copy_rate < inf else {})
         | {"links": links(protocol.links)}
         for key, protocol in profile.protocols.items()

@@ -58,7 +58,7 @@ class CollectiveCosts(AlgorithmChoice):
     def __init__(self, program: Program, topology: Topology, prices: Prices, lane: Ids | None = None) -> None:
         super().__init__(topology, program.grid, prices)
         self.program, self.lane = program, lane
-        self.notes: dict[str, None] = {}  # caveats of these prices, for the reader
+        self.notes: dict[str | notes.Note, None] = {}  # caveats of these prices, for the reader
         self._remarking = True  # whether there are notes on collectives
         for member in prices.members:
             self.notes |= dict.fromkeys(notes.of_machine(member, topology, program.grid.world))
@@ -177,13 +177,13 @@ class CollectiveCosts(AlgorithmChoice):
         cost: TransferCost = known[0]
         return cost
 
-    def _price_among(self, work: Collective | Send, cohort: int, shared: _Shared) -> tuple[TransferCost, list[str]]:
+    def _price_among(self, work: Collective | Send, cohort: int, shared: _Shared) -> tuple[TransferCost, list[str | notes.Note]]:
         """The cost of `work` in these groups, and caveats of it."""
         cost = self.price(work, shared.kind, shared.protocol, self._at[cohort], shared.traffic)
         remarks = list(self._remarks(work, shared.traffic)) if self._remarking else []
         return replace(cost, lanes=shared.lanes) if shared.lanes > 1 else cost, remarks
 
-    def _remarks(self, work: Collective | Send, traffic: Traffic) -> Iterator[str]:
+    def _remarks(self, work: Collective | Send, traffic: Traffic) -> Iterator[str | notes.Note]:
         """Caveats of the price of `work` in these groups."""
         operation, prices, kinds = traffic.algorithm.partition("/")[0], self._of(traffic).prices, self._kinds(traffic)
         table = self._table(operation, traffic)

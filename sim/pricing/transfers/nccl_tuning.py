@@ -75,6 +75,9 @@ VOLTA = Limits(39e9, 0.0, 20e9, (18.5e9, 10e9), (20e9, 20e9))
 AMPERE = Limits(87.7e9, 0.0, 20e9, (23.6e9, 17.8e9), (20e9, 20e9))
 HOPPER = Limits(141e9, 0.85 * 15 / 16 * 320 / 360, 36.7e9, (41.4e9, 36e9), (36.7e9, 29e9))
 BLACKWELL = Limits(282e9, 0.74 * 23 / 24, 40e9, (42.8e9, 24e9), (31.67e9, 20e9), (24, 32))
+# Of point-to-point messages in a node A100, H100 and B200 print "32 p2p channels, 32 p2p channels per peer" (NCCL_DEBUG=INFO)
+_PEER_CHANNELS = 32
+_CHUNK = 512 * 1024.0  # NCCL_P2P_NVL_CHUNKSIZE
 # Channels of a ring in a node: of 40, 60 and 90 GB/s, doubled. Not so on B200: 16 of them would run an all-gather of 16 MiB in
 # LL128, where the 104 us that eight GPUs take belong to Simple (114 of 32 MiB; LL takes 44 of 8)
 _CHANNELS = {VOLTA: 6, AMPERE: 12, HOPPER: 12, BLACKWELL: 8}
@@ -114,6 +117,18 @@ def by_estimate(group: Communicator | None, ways: Sequence[Way], size: float, me
     seconds = [_in_node(group, *way, size) for way in ways]
     least = min(seconds)
     return [way for way, each in zip(ways, seconds, strict=True) if each == least]
+
+
+def chunks(ranks: int) -> float:
+    """Chunks in a channel's part of a message, for each byte of the buffers of an all-to-all among `ranks` of a node.
+
+    Peers share the channels (src/enqueue.cc, addP2pToPlan): with 2, 4 and 8 ranks a channel has a whole chunk in buffers of
+    16 MiB. Up to there all-to-alls of two H100 take 2.6 us more for each MB, and from there on 1.7.
+    """
+    each = _PEER_CHANNELS
+    while each * ranks > _PEER_CHANNELS and each > 1:
+        each //= 2
+    return 1 / (ranks * each * _CHUNK)
 
 
 def limits_of(gpu: Hardware) -> Limits:

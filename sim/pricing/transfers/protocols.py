@@ -15,8 +15,13 @@ table of sizes. The last term is a rank's own piece, which it copies without a l
 * A step takes some time however few bytes it moves, and `overlap` of it passes while they do: Σ hops·overlap of T is not added.
   In LL each thread has 8 bytes at least (src/enqueue.cc): all-reduces of eight H100 take 18 to 20 us from 16 to 512 KiB, and
   25 of 1 MiB.
-* NCCL runs a short message in LL by few threads of few channels; from some 16 KiB on base and steps inside a node take longer by
-  a part, `widening`, as all of them must meet.
+* NCCL runs a short message in LL by few threads of few channels; from some 16 KiB on the base takes longer by a part, `widening`,
+  as all of them must meet, and so does a step inside a node that writes what it receives: of all-gathers each, of
+  reduce-scatters none (src/device/all_gather.h, reduce_scatter.h), of all-reduces half. Eight A100 take 15 us for either up to
+  8 KiB, for 64 to 256 KiB 21 and 18.
+
+Point-to-point kernels inside a node move a channel's part of a message in chunks, each of which the receiver copies out when
+it is there as a whole (src/device/sendrecv.h): the copy of one, `chunk`, hides behind nothing. See `nccl_tuning.chunks`.
 
 Reductions in the switch go by loops instead of the root: see sim/pricing/transfers/switch_loops.py.
 """
@@ -73,6 +78,7 @@ RING = "ring_"  # before a protocol's name: its prices for rings
 SWITCHED = 5  # fewest ranks of a node for which NCCL reduces in the switch (observed: 4 H100 form rings, 8 use the switch)
 WIDE = 16 * 1024.0  # bytes at which half of `widening` has come
 BETWEEN = ("nic", "leaf", "spine")  # kinds of links between nodes
+WRITING = {"reduce_scatter": 0.0, "reduce": 0.0, "all_reduce": 0.5}  # part of the steps that write what they receive, of others 1
 _WHOLE = ("send", "broadcast", "reduce", "barrier")  # operations in which no rank keeps a piece of S/n
 
 
@@ -94,7 +100,8 @@ class Transport(Config):
     base: Seconds
     links: dict[str, LinkPrice]
     copy_rate: Annotated[BytesPerSecond, Field(gt=0)] = inf  # at which a rank copies its own piece; inf: the profile's
-    widening: Annotated[float, Field(ge=0, le=10)] = 0.0  # part by which base and steps take longer once all channels are used
+    widening: Annotated[float, Field(ge=0, le=10)] = 0.0  # part by which base and steps that write take longer: see above
+    chunk: Seconds = 0.0  # of copying a whole chunk of a channel out, which hides behind nothing: see above
     kernel: Seconds = inf  # of the base, which takes longer then, where a launch is in it that does not; inf: all of it
     handover: Seconds = 0.0  # for each member, in every loop of a reduction in the switch: sim/pricing/transfers/switch_loops.py
 
@@ -109,13 +116,15 @@ def complete(name: str, links: Mapping[str, LinkPrice], simple: Mapping[str, Lin
     further = simple["spine"].latency - simple["nic"].latency
     result = {}
     for kind, price in simple.items():
-        latency = steps["nic"] + further if kind == "spine" and steps else steps.get(kind, price.latency)
-        other = LinkPrice.model_construct(
-            efficiency=price.efficiency * share,
-            latency=min(latency, price.latency),
-            fill=0.0 if name in IN_SWITCH else price.fill,  # whose loops cut messages
-        )
-        result[kind] = links.get(kind, other)
+        own = links.get(kind)
+        if own is None:
+            latency = steps["nic"] + further if kind == "spine" and steps else steps.get(kind, price.latency)
+            own = LinkPrice.model_construct(
+                efficiency=price.efficiency * share,
+                latency=min(latency, price.latency),
+                fill=0.0 if name in IN_SWITCH else price.fill,  # whose loops cut messages
+            )
+        result[kind] = own
     return result
 
 
@@ -201,6 +210,7 @@ class Rates(NamedTuple):
     widening: Sequence[float] = ()  # seconds more of the base and of a step by kind of link, once all channels are used
     handover: float = 0.0
     overlap: Sequence[float] = ()
+    chunk: float = 0.0
 
 
 class Shape(NamedTuple):
@@ -208,7 +218,7 @@ class Shape(NamedTuple):
 
     hops: by kind of link; wire: seconds of links and switches on the longest path; loads: for each stretch, pairs of a kind and
     seconds per byte of S on its busiest link at nominal capacity; own: the part of S that is a rank's own; loops: of a reduction
-    in the switch.
+    in the switch; writing: the part of the steps that write what they receive; chunks: of a channel, of point-to-point messages.
     """
 
     hops: Sequence[float]
@@ -216,6 +226,8 @@ class Shape(NamedTuple):
     loads: Sequence[Sequence[tuple[int, float]]]
     own: float
     loops: Loops | None = None
+    writing: float = 1.0
+    chunks: float = 0.0
 
 
 def rates(protocol: Transport, kinds: Sequence[str], copy: float) -> Rates:
@@ -230,7 +242,17 @@ def rates(protocol: Transport, kinds: Sequence[str], copy: float) -> Rates:
     copy = copy if protocol.copy_rate == inf else protocol.copy_rate
     efficiency, fill = [price.efficiency for price in priced], [price.fill for price in priced]
     overlap = [min(price.overlap, step) for price, step in zip(priced, latency, strict=True)]
-    return Rates(protocol.base, latency, efficiency, fill, copy, widening, protocol.handover, overlap if any(overlap) else ())
+    return Rates(
+        protocol.base,
+        latency,
+        efficiency,
+        fill,
+        copy,
+        widening,
+        protocol.handover,
+        overlap if any(overlap) else (),
+        protocol.chunk,
+    )
 
 
 def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list[Any]]:
@@ -244,16 +266,19 @@ def collective_seconds(price: Rates, shape: Shape, size: Any) -> tuple[Any, list
     for count, latency, each in zip(shape.hops, price.latency, price.fill, strict=True):
         hops, fill = hops + count * latency, fill + count * each
     rest = price.base + shape.wire + hops + (fill * sum(transfers)) ** 0.5 + size * shape.own / price.copy
+    least = np.minimum if isinstance(size, np.ndarray) else min
+    if price.chunk and shape.chunks:
+        rest = rest + price.chunk * least(size * shape.chunks, 1.0)
     if price.overlap:
         within = sum(map(mul, shape.hops, price.overlap))
-        rest = rest - (np.minimum if isinstance(size, np.ndarray) else min)(sum(transfers), within)
+        rest = rest - least(sum(transfers), within)
     if shape.loops:
         on = {kind: sum(dict(stretch).get(kind, 0.0) for stretch in shape.loads) / efficiency[kind] for kind in shape.loops.kinds}
         further = sum(shape.hops[kind] * on[kind] for kind in shape.loops.across)
         inside = max([on[kind] for kind in shape.loops.inside], default=0.0)
         rest = rest + seconds(shape.loops, size, sum(transfers), size * inside, size * further, price.handover)
     if price.widening:
-        more = sum(count * step for count, step in zip((1.0, *shape.hops), price.widening, strict=True))
+        more = price.widening[0] + shape.writing * sum(map(mul, shape.hops, price.widening[1:]))
         rest = rest + more * size**2 / (size**2 + WIDE**2)
     return rest, transfers
 

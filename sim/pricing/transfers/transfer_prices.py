@@ -15,8 +15,19 @@ from sim.grid import Grid
 from sim.pricing.prices import Prices
 from sim.pricing.transfers.link_merging import Demand, Wiring, wire
 from sim.pricing.transfers.measured_tables import CollectiveTable
-from sim.pricing.transfers.nccl_tuning import limits_of
-from sim.pricing.transfers.protocols import BETWEEN, SIMPLE, Rates, Shape, collective_seconds, own_piece, priced_as
+from sim.pricing.transfers.nccl_tuning import chunks, limits_of
+from sim.pricing.transfers.protocols import (
+    BETWEEN,
+    OWN_KERNEL,
+    P2P,
+    SIMPLE,
+    WRITING,
+    Rates,
+    Shape,
+    collective_seconds,
+    own_piece,
+    priced_as,
+)
 from sim.pricing.transfers.switch_loops import Loops
 from sim.pricing.transfers.traffic import Traffic, members, ranks_of
 from sim.pricing.transfers.transfer_cost import TransferCost
@@ -162,10 +173,17 @@ class TransferPrices:
                     kind = wiring.kinds.index(wiring.kind[link])
                     busiest[kind] = max(busiest.get(kind, 0.0), demand.share * flows / wiring.capacity[link])
                 loads.append(tuple(busiest.items()) or ((0, 0.0),))
-            own = own_piece(traffic.algorithm.partition("/")[0], ranks_of(self.grid, traffic))
+            operation = traffic.algorithm.partition("/")[0]
+            own, writing = own_piece(operation, ranks_of(self.grid, traffic)), WRITING.get(operation, 1.0)
             steps = sum(demand.wire for demand in demands)
-            shape = self._shapes[traffic] = Shape(tuple(hops), steps, tuple(loads), own, self._loops(traffic))
+            loops, parts = self._loops(traffic), self._chunks(operation, traffic)
+            shape = self._shapes[traffic] = Shape(tuple(hops), steps, tuple(loads), own, loops, writing, parts)
         return shape
+
+    def _chunks(self, operation: str, traffic: Traffic) -> float:
+        """See `nccl_tuning.chunks`; none of messages that leave the node."""
+        inside = OWN_KERNEL.get(operation) == P2P and not {kind_of_link(kind) for kind in self._kinds(traffic)} & set(BETWEEN)
+        return chunks(ranks_of(self.grid, traffic)) if inside else 0.0
 
     def _loops(self, traffic: Traffic) -> Loops | None:
         """The loops of a reduction in the switch, where the profile has a price for its kernel."""

@@ -9,6 +9,7 @@ import pytest
 
 from calibration.fit.published_collectives.fit import errors, inside, network, search, series, summary
 from calibration.fit.published_collectives.refit import CLUSTERS, in_switch
+from calibration.fit.published_collectives.report import by_others
 from calibration.fit.published_collectives.rows import EXCLUDED, Row, alternate, node_rows, sweep_rows, vtrain_rows
 from sim.analysis.collective_sweep import sweep
 from sim.pricing.prices import Prices
@@ -98,3 +99,14 @@ def test_a_thread_launches_on_its_gpus_in_turn() -> None:
     one, each = (Row(name, "all_gather", 8, 1, size, 40e-6) for name in ("S001", "S072"))
     assert errors([one], cluster, profile)["S001"] == pytest.approx([0.0])
     assert errors([each], cluster, profile)["S072"] < -0.5
+
+
+def test_a_log_is_predicted_by_the_others_where_their_sizes_span_its_own() -> None:
+    """Times of twice and four times as long, on a line in logarithms: the middle of 2 and 4 in the median; 8 KiB has no other."""
+    first, *others = (
+        [Row(name, "all_reduce", 8, 1, size, factor * size) for size in sizes]
+        for name, factor, sizes in (("a", 1.0, (2e3, 8e3)), ("b", 2.0, (1e3, 4e3)), ("c", 4.0, (1e3, 4e3)))
+    )
+    off = by_others([first, *others])
+    assert off[0] == pytest.approx(8**0.5 - 1)  # of `first`, at 2e3
+    assert len(off) == 1 + 4

@@ -16,6 +16,7 @@ from sim.pricing.transfers.nccl_tuning import (
     Communicator,
     Limits,
     by_estimate,
+    chunks,
     communicator,
     limits_of,
     prefers_rings,
@@ -55,6 +56,24 @@ def test_rings_are_for_large_messages_and_few_nodes() -> None:
 def test_a_channel_of_a_tree_counts_for_so_much_at_most(inside: float, nic: float, limits: Limits, rings: bool) -> None:
     """Two nodes with four NICs each, 1 GiB."""
     assert prefers_rings(Communicator(16, 2, inside, 4 * nic, 4, limits), 2.0**30) == rings
+
+
+@pytest.mark.parametrize(("ranks", "mib"), [(2, 16), (4, 16), (5, 10), (8, 16), (72, 36)])
+def test_peers_share_the_channels_of_point_to_point_messages(ranks: int, mib: int) -> None:
+    """16, 8, 4, 4 of 32 channels for each peer, and one where there are more peers than channels: a chunk of 512 KiB in each."""
+    assert 1 / chunks(ranks) == mib * 2**20
+
+
+def test_only_grouped_messages_within_a_node_have_chunks() -> None:
+    cluster = load_cluster("dgx-h100", nodes=2)
+    prices = Prices(load_profile("h100"), cluster.node.gpu)
+
+    def parts(operation: str, ranks: int) -> set[float]:
+        pricing, (work,) = lone(cluster.topology(), prices, operation, ranks, [1.0])
+        return {shape.chunks for shape in pricing.shapes(work, 0).values()}
+
+    assert parts("all_to_all", 8) == {chunks(8)}
+    assert parts("all_to_all", 16) == parts("all_gather", 8) == {0.0}
 
 
 def test_what_the_links_give_a_communicator() -> None:

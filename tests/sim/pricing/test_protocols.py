@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,7 +17,17 @@ from sim.grid import Grid
 from sim.pricing.op_costs import OpCosts
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
-from sim.pricing.transfers.protocols import LinkPrice, Rates, Shape, Transport, collective_seconds, complete, rates, split
+from sim.pricing.transfers.protocols import (
+    WRITING,
+    LinkPrice,
+    Rates,
+    Shape,
+    Transport,
+    collective_seconds,
+    complete,
+    rates,
+    split,
+)
 from sim.program import Cohort, Collective, Op, Program, Send
 from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
@@ -179,6 +190,24 @@ def test_long_messages_in_ll_meet_on_all_channels() -> None:
     within, between = 10e-6 + 2 * price.latency[0], price.latency[1]
     for size, part in ((1.0, 0.0), (2.0**14, 0.125), (2.0**24, 0.25)):
         assert collective_seconds(price, shape, size)[0] == pytest.approx(within * (1 + part) + between, rel=1e-5)
+
+
+def test_only_steps_that_write_take_longer_in_long_messages_in_ll() -> None:
+    """Of four steps of an all-reduce two write; a reduce-scatter's hand on what they add, so that its base alone takes longer."""
+    links = {"nvlink": LinkPrice.model_construct(efficiency=1.0, latency=1e-6, fill=0.0)}
+    price = rates(Transport.model_construct(base=10e-6, links=links, widening=0.25), ("nvlink",), float("inf"))
+    for operation, steps in (("reduce_scatter", 0), ("all_reduce", 2), ("all_gather", 4), ("broadcast", 4)):
+        shape = Shape([4.0], 0.0, (((0, 0.0),),), 0.0, writing=WRITING.get(operation, 1.0))
+        short, long = (collective_seconds(price, shape, size)[0] for size in (1.0, 2.0**30))
+        assert long - short == pytest.approx(0.25 * (10e-6 + steps * price.latency[0]), rel=1e-6)
+
+
+def test_the_copy_of_a_chunk_hides_behind_nothing() -> None:
+    """2 us for a whole chunk: half a chunk takes 1, and of many one counts, in an array of sizes as in a size."""
+    price, shape = Rates(0.0, [0.0], [1.0], [0.0], 1e99, chunk=2e-6), Shape([1.0], 0.0, (((0, 0.0),),), 0.0, chunks=1e-6)
+    sizes = np.array([0.0, 5e5, 1e6, 1e9])
+    assert collective_seconds(price, shape, sizes)[0] == pytest.approx([0.0, 1e-6, 2e-6, 2e-6])
+    assert [collective_seconds(price, shape, size)[0] for size in sizes.tolist()] == pytest.approx([0.0, 1e-6, 2e-6, 2e-6])
 
 
 def test_bytes_pass_within_steps_as_far_as_these_take_time() -> None:

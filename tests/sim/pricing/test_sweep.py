@@ -7,6 +7,7 @@ import pytest
 import shardyard
 from calibration.bench import bench, by_ranks
 from sim.analysis.collective_sweep import bus_factor, lone, of_step, sweep
+from sim.analysis.notes import Note, joined
 from sim.pricing.prices import Prices
 from sim.pricing.shipped import load_profile
 from topologies.cluster_files import load_cluster
@@ -55,7 +56,7 @@ def test_one_gpu_has_no_collectives() -> None:
 
 
 ONLY = (
-    "between nodes only all_reduce was measured with profile 'h100' over this network: others run by their schedules at its steps"
+    "between nodes only all_reduce was measured with profile 'h100' over this network: its steps and rates price other operations"
 )
 
 
@@ -64,21 +65,27 @@ ONLY = (
     [
         ("all_reduce", 16, 2.0**20, []),
         ("all_reduce", 1024, 2.0**20, []),  # compared with published plots
-        ("all_reduce", 1032, 2.0**20, ["all_reduce among more than 1,024 ranks"]),
+        ("all_reduce", 1032, 2.0**20, ["not measured for profile 'h100': all_reduce among more than 1,024 ranks"]),
         ("all_reduce", 8, 2.0**34, []),
-        ("all_reduce", 16, 2.0**34, ["all_reduce of more than 8 GiB"]),
-        ("broadcast", 8, 2.0**20, ["broadcast"]),
+        ("all_reduce", 16, 2.0**34, ["not measured for profile 'h100': all_reduce of more than 8 GiB"]),
+        ("broadcast", 8, 2.0**20, ["not measured for profile 'h100': broadcast in a node"]),
         ("reduce_scatter", 8, 2.0**20, []),
         ("reduce_scatter", 16, 2.0**20, [ONLY]),
         ("reduce_scatter", 24, 2.0**20, [ONLY]),
-        ("all_gather", 8, 2.0**34, ["all_gather of more than 0.5 GiB"]),
+        ("all_gather", 8, 2.0**34, ["not measured for profile 'h100': all_gather of more than 0.5 GiB"]),
     ],
 )
 def test_what_was_not_measured_is_said(operation: str, ranks: int, size: float, said: list[str]) -> None:
     cluster = load_cluster("dgx-h100", nodes=-(-ranks // 8))
     pricing, (work,) = lone(cluster.topology(), Prices(load_profile("h100"), cluster.node.gpu), operation, ranks, [size])
     pricing.collective(work, 0)
-    assert [note.partition(" was not measured")[0] for note in pricing.notes] == said
+    assert [note.partition(", priced")[0] for note in joined(pricing.notes)] == said
+
+
+def test_operations_with_one_caveat_are_a_note_together() -> None:
+    first, *more = (Note("not measured: {} of more than 1 GiB", name) for name in ("all_gather", "send", "all_to_all"))
+    together = "not measured: all_gather, send and all_to_all of more than 1 GiB"
+    assert joined([first, "of a machine", *more]) == [together, "of a machine"]
 
 
 @pytest.mark.parametrize(
