@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -89,7 +90,12 @@ def of_rates(prices: Prices, rates: Mapping[str, float]) -> Iterator[str]:
 
 
 def _of_rate(kind: str, rate: float) -> str:
-    return f"{kind} of {show(rate, 'B/s')}" + " per GPU" * (kind == "nic")
+    return f"{kind} of {_rate(rate)}" + " per GPU" * (kind == "nic")
+
+
+@lru_cache(maxsize=1024)  # the collectives of all stages are on links of a few rates
+def _rate(rate: float) -> str:
+    return show(rate, "B/s")
 
 
 def _unlike(prices: Prices, rates: Mapping[str, float]) -> dict[str, str]:
@@ -99,7 +105,7 @@ def _unlike(prices: Prices, rates: Mapping[str, float]) -> dict[str, str]:
     for kind, rate in rates.items():
         low, high = known.get(f"{kind} between nodes" if "nic" in rates else kind, known.get(kind, (rate, rate)))
         if not low * (1 - ALIKE) <= rate <= high * (1 + ALIKE):
-            result[kind] = " to ".join(dict.fromkeys(show(end, "B/s") for end in (low, high)))
+            result[kind] = " to ".join(dict.fromkeys(_rate(end) for end in (low, high)))
     return result
 
 

@@ -117,7 +117,7 @@ class StepReplay:
         node = self.first[number] + int(last) - timeline.offset[lane]
         return node - more, node
 
-    @property
+    @cached_property
     def graph(self) -> ProgramGraph:
         """The graph of the step, op by op."""
         return program_graph(self.program)
