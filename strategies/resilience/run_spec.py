@@ -69,7 +69,7 @@ def prepare(
     mtbf = settings.failures.mtbf(job.cluster.nodes, job.cluster.node.gpus)
     slowed = _slowed(job, summary, costs, size, settings)
     savings = tuple(_savings(settings, costs, mtbf, restart, summary.step_seconds, job, slowed))
-    per_step = summary.tokens_per_second * summary.step_seconds
+    per_step = round(summary.tokens_per_second * summary.step_seconds, 3)  # nothing comes after the last step, which is whole
     if tokens is not None:
         work = summary.step_seconds * tokens / per_step  # as topologies.costs.cost has it
         steps, deadline = tokens / per_step, max(HOPELESS * work, 30 * 86400.0)

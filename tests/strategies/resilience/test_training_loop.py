@@ -96,8 +96,11 @@ def test_an_evaluation_of_a_batch_is_as_long_as_its_forward_passes() -> None:
     assert twice.evaluation == pytest.approx(2 * loop.evaluation)
 
 
-def test_what_a_loop_spends_is_in_the_ledger() -> None:
-    """1,000 steps: 1,000 losses, 99 sums of metrics and 9 evaluations (nothing is done after the last step)."""
+@pytest.mark.parametrize("variability", [0.02, 0.001])
+def test_what_a_loop_spends_is_in_the_ledger(variability: float) -> None:
+    """1,000 steps: 1,000 losses, 99 sums of metrics and 9 evaluations (nothing is done after the last step). With the second
+    variability a step's tokens are less than a whole number, as the product of their rate and its seconds.
+    """
     run = {
         "loss": {"steps": 1},
         "metrics": {"steps": 10, "values": 8},
@@ -105,7 +108,7 @@ def test_what_a_loop_spends_is_in_the_ledger() -> None:
         "evaluation_steps": 100,
         "input": {"sample": "5 s"},
     }
-    ready = prepared(run, tokens=1000 * 128 * 1024)
+    ready = prepared(run, {"variability": variability}, tokens=1000 * 128 * 1024)
     (outcome,) = replicate(ready.spec, 0, 1)
     spent = {cause: seconds / ready.spec.gpus for cause, seconds in outcome.gpu_seconds.items()}
     assert spent[ledger.EVALUATION] == pytest.approx(9 * 30.0)
