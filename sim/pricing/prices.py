@@ -289,7 +289,7 @@ class Prices:
         efficiency = memory.fractions.get(kernel.variant or kernel.label, usual)
         moving = kernel.bytes / (self.gpu.memory_bandwidth * efficiency)
         by_blocks = kernel.kind == "optimizer" and kernel.shape
-        return memory.fixed + moving + (self._waiting_blocks(kernel, moving) if by_blocks else 0.0)
+        return memory.fixed * kernel.launches + moving + (self._waiting_blocks(kernel, moving) if by_blocks else 0.0)
 
     def _waiting_blocks(self, kernel: Kernel, moving: float) -> float:
         """What blocks of a multi-tensor update take beyond their bytes, all of which are moved in `moving` seconds. As many of a

@@ -77,8 +77,8 @@ class KernelSet:
     deterministic: ClassVar[bool] = False  # plan.deterministic is simulated
     sequences_first: ClassVar[bool] = False  # tensors have tokens first: FlashAttention-2's inputs and results are copied
     weighs_before_combining: ClassVar[bool] = False  # results of experts are weighted inside their products
-    routing: ClassVar[Routing] = Routing()
     experts_apart: ClassVar[bool] = False  # products of experts, and their casts, are launched one by one from one call
+    pads_experts: ClassVar[bool] = False  # in fp8 tokens of each expert are copied with padding, and results without
     sorts_copies: ClassVar[bool] = False  # copies of tokens that have come are copied again in the order of experts
     early_cublas: ClassVar[bool] = False  # cuBLAS before CUDA 11.7
     adds_qkv_bias: ClassVar[bool] = False  # the bias of queries, keys and values is added by a kernel of its own
@@ -102,6 +102,7 @@ class KernelSet:
     bucket_views: bool = False  # gradients live in DDP's buckets
     broadcast_buffers: bool = True  # DDP sends buffers of a traced module in every step
     overlap_param_gather: bool = False  # zero1 gathers parameters beside the next step's first forward pass
+    routing: Routing = Routing()
     graphed: bool = False  # a step is launched as one CUDA graph
 
     def __init__(self, options: Options | None = None) -> None:

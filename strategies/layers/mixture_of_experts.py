@@ -41,6 +41,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Literal
 
 from sim.program import Collective, Kernel
 from strategies.frameworks.pytorch import operators as eager
@@ -53,6 +54,7 @@ from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
 from strategies.plan.routing import DISPATCHER_SMS, busiest_rank, distinct
 
+_WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 INPUT = "mlp input"
 PLACES = 3 * 8  # bytes a copy: its expert, its token and its place, as PyTorch's indices, kept for gradients
 
@@ -62,7 +64,7 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
     model, rows = rank.model, Rows(rank, moe)
     width = moe.ffn * (2 if model.gated else 1)
     elements = rows.held * moe.ffn // rows.tp
-    tokens = rank.local_tokens
+    tokens, token = rank.local_tokens, rank.element * model.hidden
     router = replicated_linear(rank, "router", tokens, moe.experts, rank.tokens // tokens, moe.router_bias, INPUT)
     scores = tokens * moe.experts
     routed = [
@@ -70,9 +72,11 @@ def mixture(rank: RankShapes, moe: Experts) -> list[Operator]:
         _part(pointwise(rank, "router softmax", scores, scores, saved="router scores")),
         _part(_routing(rank, scores)),
         _part(_dispatch(rank, rows), "expert up input"),
+        *_padded(rank, rows, token, FLOAT),
         _part(_experts(rank, rows, "expert up", model.hidden, width, columns=True), "expert up output"),
         _part(_activation(rank, elements), "expert down input", of="moe_act"),
         _part(_experts(rank, rows, "expert down", moe.ffn, model.hidden, columns=False), "expert results"),
+        *_padded(rank, rows, token),
         _part(_combine(rank, rows)),
     ]
     return [*routed, *_shared(rank, moe), _part(_sums(rank, branches=2 + bool(moe.shared)))]
@@ -269,6 +273,19 @@ def _sorted(rank: RankShapes, rows: Rows) -> tuple[Items, Items]:
         return (), ()
     moved = 2 * rank.element * rank.model.hidden * rows.held
     return (rank.memory("expert order", "forward", moved),), (rank.memory("expert order", "backward", moved),)
+
+
+def _padded(rank: RankShapes, rows: Rows, *sizes: int) -> list[Operator]:
+    """Copies of tensors, of so many bytes for each row of the experts, with padding for products in fp8, or without it; backward
+    the other way round. The few rows that are added are not counted. What comes in fp8 has been padded on its way
+    (expert_alignment in deep_ep).
+    """
+    plan = rank.resolved
+    alone = plan.fp8 is None or plan.fp8.dispatch or plan.token_dispatcher == "hybridep" or plan.pad_to_capacity
+    if alone or not rank.kernels.pads_experts:
+        return []
+    there, back = (tuple(rank.memory("expert padding", way, 2 * size * rows.held) for size in sizes) for way in _WAYS)
+    return [_part(Operator(there, back, temporary=max(sizes) * rows.held))]
 
 
 def _early(rank: RankShapes) -> bool:

@@ -5,15 +5,19 @@ once more softmax, top-k and map, with sums of both (topk_routing_with_score_fun
 moe_utils.py: 16 kernels over tokens and experts); the product of these sums and its record, sums of the map by rank and expert,
 and four copies of them to the host (switch_load_balancing_loss_func there, preprocess and _maybe_dtoh_and_synchronize in
 token_dispatcher.py: 14 of few numbers); the map of rows for the fused permutation, three, and of chunks, one before the experts
-and one after (transformer_engine/pytorch/triton/permutation.py). Backward 16 for scores and loss. Fused routing
-(moe_router_fusion) is not the default. Of what each rank gathers of the counts, and of the weights that go with the tokens, the
-bytes are left out: 1/hidden of the tokens'.
+and one after (transformer_engine/pytorch/triton/permutation.py). Backward 16 for scores and loss. With fused routing
+(--moe-router-fusion) softmax, top-k and map are one kernel, and so are the loss's scores and the loss, whose sums of the map are
+left to PyTorch: three besides the first, and two backward (transformer_engine/pytorch/router.py). Of what each rank gathers of
+the counts, and of the weights that go with the tokens, the bytes are left out: 1/hidden of the tokens'.
 
 For the sizes of its all-to-all, and the list of rows by expert that Transformer Engine's GroupedLinear is given, the host waits
 once in every such layer, forward and where it is recomputed, not backward (cuda_sync_point; not padded to capacity); the kernels
 of DeepEP and HybridEP, too, tell the host how much will come (num_recv_tokens_per_expert_list in deep_ep). GroupedLinear launches
 a product for each expert, and but for delayed scaling a cast, from a loop in C++ (transformer_engine/pytorch/csrc/extensions,
-split_quantize; nvte_multi_stream_cublas_gemm).
+split_quantize; nvte_multi_stream_cublas_gemm). In fp8 and nvfp4 an expert's rows must be a multiple of 16 or 32: TEGroupedMLP
+(megatron/core/transformer/moe/experts.py) copies tokens, and the weights that go with them, with padding before the experts, and
+results without it behind them, one launch each (transformer_engine/pytorch/module/fp8_padding.py, fp8_unpadding.py), where
+HybridEP has not padded them on their way (pad_multiple in token_dispatcher.py). moe_router_padding_for_fp8 is not the default.
 """
 
 from __future__ import annotations
@@ -36,13 +40,15 @@ class Megatron(KernelSet):
     beside_products = "weight_gradient"
     fp8_scalings = TRANSFORMER_ENGINE
     softmax_rows = 4
-    routing = Routing(scores=16, counts=14, places=5, backward=16)
-    experts_apart = sorts_copies = splits_shared_heads = hides_ring = True
+    experts_apart = pads_experts = sorts_copies = splits_shared_heads = hides_ring = True
     replicas_last = True  # megatron/core/distributed/fsdp/src/megatron_fsdp/megatron_fsdp.py, outer_fsdp_group_grad_reduce
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
         self.overlap_param_gather, self.graphed = self.options.overlap_param_gather, self.options.cuda_graph
+        self.routing = Routing(scores=16, counts=14, places=5, backward=16)
+        if self.options.router_fusion:
+            self.routing = Routing(scores=3, counts=11, places=5, backward=2)
 
     def waits_for_counts(self, exchanged: bool) -> bool:
         """Always."""

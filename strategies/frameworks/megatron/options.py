@@ -15,6 +15,7 @@ class MegatronOptions(Options):
 
     droppable: ClassVar[frozenset[str]] = frozenset(
         {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw", "overlap_param_gather", "cuda_graph"}
+        | {"router_fusion"}
     )
 
     check_gradients: bool = Field(
@@ -36,6 +37,12 @@ class MegatronOptions(Options):
         False,
         description="the distributed optimizer (zero1) gathers parameters beside the first forward pass of the next step, a "
         "bucket ahead (--overlap-param-gather); otherwise after the update",
+    )
+    router_fusion: bool = Field(
+        False,
+        exclude_if=not_,
+        description="experts are chosen, and the loss that balances them is made, by Transformer Engine's fused kernels "
+        "(--moe-router-fusion); otherwise by PyTorch's operators",
     )
     cuda_graph: bool = Field(
         False,

@@ -135,6 +135,8 @@ def _read_gradients(flags: Keys, precision: str) -> dict[str, Any]:
     distributed = flags.flag("use-distributed-optimizer", False) and flags.flag("overlap-grad-reduce", False)
     if flags.flag("overlap-param-gather", False) and distributed:
         options["overlap_param_gather"] = True
+    if flags.flag("moe-router-fusion", False):
+        options["router_fusion"] = True
     if flags.says("cuda-graph-impl", "full_iteration"):
         options["cuda_graph"] = True
     if options:
@@ -262,6 +264,7 @@ def _write(job: Job) -> WrittenSettings:
         flags += [("--ddp-average-in-collective", None)] * own.options.average_in_collective
         flags += [("--ddp-pad-buckets-for-high-nccl-busbw", None)] * own.options.pad_buckets_for_high_nccl_busbw
         flags += [("--overlap-param-gather", None)] * own.options.overlap_param_gather
+        flags += [("--moe-router-fusion", None)] * own.options.router_fusion
         flags += [("--cuda-graph-impl", "full_iteration")] * own.options.cuda_graph
     flags += [("--deterministic-mode", None)] * own.deterministic
     flags += [("--cross-entropy-loss-fusion", None)] * (own.loss is None and not own.deterministic)

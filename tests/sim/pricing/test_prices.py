@@ -109,6 +109,12 @@ def test_a_copy_runs_at_the_published_fraction_of_bandwidth() -> None:
     assert 1e10 / seconds == pytest.approx(1.745e12, rel=0.01)
 
 
+def test_each_launch_of_a_kernel_starts_and_ends() -> None:
+    prices = Prices(load_profile("b200"), load_gpu("b200-sxm"))
+    once, often = (Kernel("memory", "cast", "forward", 0.0, 1e8, "bf16", (), launches=launches) for launches in (1, 16))
+    assert prices.seconds(often) - prices.seconds(once) == pytest.approx(15 * prices.profile.memory.fixed)
+
+
 @settings(max_examples=60, deadline=None)
 @given(m=sizes, n=sizes, k=sizes, batch=st.integers(1, 64), name=st.sampled_from((*MEASURED, "generic")))
 def test_no_product_is_faster_than_the_hardware(m: int, n: int, k: int, batch: int, name: str) -> None:

@@ -162,6 +162,7 @@ def test_numbers_of_nodes_and_gpus(read: Any) -> None:
             "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather",
             {"framework": {"overlap_param_gather": True}},
         ),
+        ("--moe-router-fusion", {"framework": {"router_fusion": True}}),
         ("--cuda-graph-impl full_iteration", {"framework": {"cuda_graph": True}}),
         ("--cuda-graph-impl transformer_engine", {"framework": None}),  # of parts of layers
         ("--ddp-pad-buckets-for-high-nccl-busbw", {"framework": None}),  # which pads nothing without that optimizer
@@ -313,6 +314,7 @@ def test_wrong_values_are_named(read: Any, flags: str, message: str) -> None:
         ({"precision": "fp16", "gradients": "fp32"}, ["--fp16", "--accumulate-allreduce-grads-in-fp32"], ["--bf16"]),
         ({"data_parallel": "zero1"}, ["--use-distributed-optimizer"], ["--use-megatron-fsdp", "--overlap-param-gather"]),
         ({"data_parallel": "zero1", "overlap_param_gather": True}, ["--overlap-param-gather"], []),
+        ({"router_fusion": True}, ["--moe-router-fusion"], ["--cuda-graph-impl full_iteration"]),
         ({"cuda_graph": True}, ["--cuda-graph-impl full_iteration"], []),
         ({"data_parallel": "zero2"}, ["--use-megatron-fsdp", "--data-parallel-sharding-strategy optim_grads"], []),
         ({"data_parallel": "zero1", "bucket": "4 MB", "gradients": "fp32"}, ["--ddp-bucket-size 1000000"], []),

@@ -302,3 +302,55 @@ def test_mistakes_are_one_line_with_the_rule(plan, message) -> None:
 def test_expert_parallelism_needs_experts() -> None:
     with pytest.raises(UserError, match="ep=2 needs a mixture of experts, and llama-3.1-8b has none"):
         read_job(model="llama-3.1-8b", cluster="dgx-h100", plan={"ep": 2}).resolve()
+
+
+FP8: dict[str, Any] = {"fp8": {"scaling": "mxfp8"}}
+
+
+def padding(**plan: Any) -> dict[str, list[float]]:
+    """Bytes of the copies with padding or without it in a layer's forward and in its backward pass, 32 tokens of 64 features."""
+    model = Model(**MOE)
+    layer = parts(model, resolved(model, **plan)).layer(1)
+    return {
+        phase: [item.bytes for item in items if isinstance(item, Kernel) and item.label == "expert padding"]
+        for phase, items in (("forward", layer.forward), ("backward", layer.backward))
+    }
+
+
+def test_experts_in_fp8_have_padded_rows() -> None:
+    """TEGroupedMLP: tokens and their weights in fp32, and results, each read and written; gradients the other way round."""
+    tokens, weights = (2 * width * 32 * 2 for width in (2 * 64, 4))
+    assert padding(**FP8) == {"forward": [tokens, weights, tokens], "backward": [tokens, tokens, weights]}
+    assert padding(**FP8, ep=4, token_dispatcher="deepep")["forward"] == [tokens, weights, tokens]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        {},
+        FP8 | {"ep": 4, "token_dispatcher": "hybridep"},
+        {"fp8": {"dispatch": True}, "ep": 4},
+        FP8 | {"capacity_factor": 1.0, "pad_to_capacity": True},
+    ],
+)
+def test_rows_of_experts_that_need_no_padding(plan) -> None:
+    """In bf16; where HybridEP, or what brings them in fp8, has padded them; where all have their capacity."""
+    assert padding(**plan) == {"forward": [], "backward": []}
+
+
+def test_fused_routing_takes_few_kernels() -> None:
+    """transformer_engine/pytorch/router.py: a kernel for the scores that are chosen from, one for those of the loss, one for the
+    loss; PyTorch adds up the map.
+    """
+    model = Model(**MOE)
+
+    def kernels(**plan: Any) -> tuple[int, int]:
+        layer = parts(model, resolved(model, **plan)).layer(1)
+        names = "router softmax", "routing"
+        forward, backward = (
+            sum(isinstance(item, Kernel) and item.label in names for item in items) for items in (layer.forward, layer.backward)
+        )
+        return forward, backward
+
+    assert kernels() == (1 + 16 + 14 + 5, 1 + 16)
+    assert kernels(router_fusion=True) == (1 + 3 + 11 + 5, 1 + 2)

@@ -108,6 +108,7 @@ RARE: dict[str, Any] = {  # the same, of which a plan has a few
     "pad_buckets_for_high_nccl_busbw": st.just(True),
     "overlap_param_gather": st.just(True),
     "cuda_graph": st.just(True),
+    "router_fusion": st.just(True),
     "layers_per_stage": st.sampled_from([(0, 6), (6, 0), (4, 2)]),
     "sequence": st.just(16),
     "ep_nodes": st.just(2),
