@@ -65,6 +65,7 @@ class Kernel:
     calls: str = ""  # what the host does around its launch besides: a name in op_costs.py:CALLS or a profile's `wrapping`
     launches: int = 1  # how many launches it is: products of several experts, each by itself from one call of compiled code
     waits: bool = False  # the host waits for its end before it launches what follows (a copy of counts to the host)
+    launcher: str = ""  # what launches it, where its pass does not: a name in op_costs.py:LAUNCHERS
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -281,6 +282,18 @@ class Cohort:
         return len(self.ops) - 1
 
 
+class Launching(NamedTuple):
+    """What Python or autograd takes to launch a kernel of an eager program, by its pass, as parts of what `Profile.eager` has
+    over `Profile.launch`.
+    """
+
+    forward: float = 1.0  # and what is recomputed
+    backward: float = 1.0
+
+
+PYTHON = Launching()
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class Program:
     """One training step of the whole job, or a round of `steps`, from 0 to the end of the last op of any rank.
@@ -299,6 +312,7 @@ class Program:
     steps: int = 1
     threads: int = 1  # of one process, each launching on a GPU of its own: Python runs in one of them at a time
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
+    launching: Launching = PYTHON  # what that takes the host
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
     graphed: bool = False  # kernels and collectives are launched as one CUDA graph: none of them takes the host anything
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks

@@ -32,6 +32,16 @@ CALLS = {
     # deepspeed/runtime/activation_checkpointing): 87 us around one product, of which 26 and 5 are its passes and its repetition
     "checkpoint": 56e-6,
 }
+# What kernels take that neither a module nor the gradient of one launches, as parts of what `Profile.eager` has over
+# `Profile.launch`: where a launch of Megatron-LM's modules took 23 us (`python -m calibration.measure.launches`).
+LAUNCHERS = {
+    # autograd adds a gradient to the one that is there (AccumulateGrad): 1 to 3 us
+    "accumulation": 0.0,
+    # a hook in Python adds it to a buffer (main_grad.add_ in megatron/model/distributed.py): 4.3 to 5.6 us
+    "hook": 1 / 3,
+    # a function in Python calls an operator by itself, as the steps of a loss or of a batch: half a module's
+    "operator": 0.8,
+}
 VIEW = 2e-6  # host seconds for a view made in Python: 2.1 us of narrow, append and get_rank (torch 2.13, on a server's CPU)
 
 # Seconds until a kernel that is launched on an idle GPU starts, and until the host knows that it has ended: on a V100 kernels of
@@ -162,7 +172,7 @@ class OpCosts(CollectiveCosts):
         collectives.
         """
         program = self.program
-        habits = program.eager, program.threads, program.blocking, program.graphed
+        habits = program.eager, program.launching, program.threads, program.blocking, program.graphed
         slowdown = self._prices(where).profile.slowdown if work.beside else 1.0
         return work, factor, self._alone_inside(inside, where), slowdown, habits
 
@@ -200,7 +210,9 @@ class OpCosts(CollectiveCosts):
         return fused([(item, self._seconds(item, where, factor)) for item in items], ahead, profile.slowdown, wrapping, slowing)
 
     def launching(self, profile: Profile) -> float:
-        """Host seconds of a launch; where it waits for each kernel, also those in which neither it nor the GPU does anything."""
+        """Host seconds of a module's launch; where it waits for each kernel, also those in which neither it nor the GPU does
+        anything.
+        """
         if self.program.graphed:
             return 0.0
         waits = self.program.blocking and not profile.synchronous
@@ -219,14 +231,15 @@ class OpCosts(CollectiveCosts):
         """Host seconds that PyTorch adds to the launch of a collective when it is started: Python and c10d, what a wrapper does,
         and to a list a view and a copy per piece. To that of a weight's gradient by itself a call of autograd; the further
         launches of a call that has several; and what a framework's modules, or its pipeline, do around a kernel (`CALLS`, or
-        measured).
+        measured). Less than nothing where a kernel's launch takes less than a module's.
         """
         if self.program.graphed:
             return 0.0
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel):
-            waits = self._others(work, profile)
+            python = self._in_python(work, profile)
+            waits = python - profile.interpreted(self.program.eager) + self._others(work, profile, python)
             if not (work.kept or work.calls or waits or work.launches > 1):
                 return 0.0
             split, called = (profile.wrapping.get(name) for name in (SPLIT, work.calls))
@@ -241,14 +254,25 @@ class OpCosts(CollectiveCosts):
             listed += work.pieces * (VIEW + profile.launch)
         return on_grid((measured.seconds(work.bytes) + listed if measured else listed) * work.repeat)
 
-    def _others(self, kernel: Kernel, profile: Profile) -> float:
+    def _in_python(self, kernel: Kernel, profile: Profile) -> float:
+        """Host seconds of a kernel's launch in which Python or autograd runs."""
+        whole = profile.interpreted(self.program.eager)
+        if not (self.program.eager and profile.eager) or profile.synchronous:
+            return whole
+        if kernel.launcher:
+            return whole * LAUNCHERS[kernel.launcher]
+        forward, backward = self.program.launching
+        return whole * (forward if kernel.phase in PYTHON else backward if kernel.phase == "backward" else 1.0)
+
+    def _others(self, kernel: Kernel, profile: Profile, python: float) -> float:
         """Host seconds that a launch takes longer as the Python of other threads runs meanwhile. Only in passes that Python runs:
-        autograd's threads, one for each GPU, do without (torch/csrc/autograd/python_engine.cpp).
+        autograd's threads, one for each GPU, do without (torch/csrc/autograd/python_engine.cpp). python: `_in_python`.
         """
         if self.program.threads == 1 or kernel.phase not in PYTHON or profile.synchronous:
             return 0.0
-        alone, eager = profile.launching(self.program.eager), self.program.eager
-        return max(0.0, self.program.threads * profile.interpreted(eager) - alone)
+        eager = self.program.eager
+        alone = profile.launching(eager) - profile.interpreted(eager) + python
+        return max(0.0, self.program.threads * python - alone)
 
     @property
     def links(self) -> frozenset[int]:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from typing import ClassVar, Literal, NamedTuple
 
+from sim.program import Launching
 from strategies.frameworks.options import Options
 from strategies.frameworks.passes import FLOAT, Passes, Ways, persistent_norm, reduce, stream
 from strategies.frameworks.runtime import Runtime
@@ -104,6 +105,7 @@ class KernelSet:
     overlap_param_gather: bool = False  # zero1 gathers parameters beside the next step's first forward pass
     routing: Routing = Routing()
     graphed: bool = False  # a step is launched as one CUDA graph
+    launching: ClassVar[Launching] = Launching()  # of its kernels by the host; Transformer Engine's backward passes are Python's
 
     def __init__(self, options: Options | None = None) -> None:
         if options is not None:

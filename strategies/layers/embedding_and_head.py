@@ -12,7 +12,7 @@ from strategies.frameworks.megatron_2021.small_kernels import lookup, mean, targ
 from strategies.frameworks.pytorch import operators as eager
 from strategies.layers.model_ends import patch_embedding, relative_positions, softcap
 from strategies.layers.operators import Operator, column_linear, norm, pointwise, replicated_linear
-from strategies.layers.rank_shapes import FLOAT, RankShapes
+from strategies.layers.rank_shapes import FLOAT, RankShapes, called
 from strategies.layers.tensor_overlap import Items
 
 
@@ -131,12 +131,15 @@ def _loss(rank: RankShapes) -> Operator:
     by_operators = plan.loss == "operators" or plan.deterministic  # which Megatron-LM does not let be fused
     ways = passes.operator_loss(rank.element, computed) if by_operators else rank.kernels.loss(rank.element)
     fills = rank.fills("loss", "forward", computed * logits) if cast else ()
-    kernels = (*fills, *rank.run("loss", "forward", logits, ways.forward))
+    forward, backward = rank.run("loss", "forward", logits, ways.forward), rank.run("loss", "backward", logits, ways.backward)
+    if by_operators or rank.kernels.small_kernels:
+        forward, backward = called(forward), called(backward)
+    kernels = (*fills, *forward)
     gradient = rank.fills("loss", "backward", rank.element * logits) if cast else ()
     cut = 1 + next(place for place, kernel in enumerate(kernels) if kernel.kind == "reduction")  # the maximum
     return Operator(
         forward=(*kernels[:cut], *small["maximum"], *kernels[cut:], *small["target"], *small["sum"]),
-        input_gradient=(*gradient, *rank.run("loss", "backward", logits, ways.backward)),
+        input_gradient=(*gradient, *backward),
         saved={"loss probabilities": computed * logits},
         temporary=rank.element * logits * cast,  # logits, later their gradient; without a cast both are made in place
     )

@@ -36,6 +36,11 @@ def accumulation(resolved: Resolved) -> tuple[int, bool, bool, bool, bool, float
     return count, each, cast_once, plan.casts_gradients, each and plan.pytorch_fsdp, plan.longest_documents, met
 
 
+def called(kernels: tuple[Kernel, ...], launcher: str = "operator") -> tuple[Kernel, ...]:
+    """Kernels that no module launches, but functions in Python one by one, or autograd."""
+    return tuple(replace(kernel, launcher=launcher) for kernel in kernels)
+
+
 @dataclass(frozen=True)
 class RankShapes:
     """What one tp rank works on: sizes of its part of a microbatch, and makers of kernels and collectives in the plan's types."""
@@ -167,8 +172,10 @@ class RankShapes:
         if plan.casts_gradients:
             width = plan.bytes_per_gradient
             cast = self.memory(f"{label} cast", "backward", elements * (self.element + width))
-            return cast, self.memory(f"{label} sum", "backward", 3 * elements * width)
-        return (self.memory(f"{label} sum", "backward", moved),) if moved else ()
+            return called((cast, self.memory(f"{label} sum", "backward", 3 * elements * width)), "hook")
+        kernels = (self.memory(f"{label} sum", "backward", moved),) if moved else ()
+        by_autograd = plan.bytes_per_gradient == self.element or plan.own_gradients
+        return called(kernels, "accumulation" if by_autograd else "hook")
 
     def _added(self, elements: int) -> float:
         """Bytes that a kernel moves to accumulate a gradient: read, and their sum read and written.
@@ -183,6 +190,8 @@ class RankShapes:
         if self.resolved.reduces_each:
             cast = plan.bytes_per_gradient != self.element and not plan.pytorch_fsdp
             return float(elements * (self.element + plan.bytes_per_gradient) * cast)
+        if plan.kernel_set.times_parts:  # of one microbatch
+            count = 1
         moved = elements * (self.element + 2 * plan.bytes_per_gradient)
         stay = plan.bytes_per_gradient != self.element or (plan.own_gradients and not plan.frees_gradients)
         return float(moved if stay else moved * (count - 1) / count)
@@ -193,7 +202,7 @@ class RankShapes:
 
     def accumulated(self, elements: int) -> int:
         """Bytes moved to accumulate so many gradient elements: written, and read when there are some of microbatches before."""
-        anew = self.resolved.microbatches == 1 or self.resolved.reduces_each
+        anew = self.resolved.microbatches == 1 or self.resolved.reduces_each or self.kernels.times_parts
         return self.resolved.bytes_per_gradient * elements * (1 if anew else 2)
 
     def memory(self, label: str, phase: str, moved: float) -> Kernel:

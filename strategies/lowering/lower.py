@@ -39,6 +39,7 @@ def lower(model: Model, plan: Resolved, microbatches: int | None = None) -> Prog
         hardware_flops=hardware_flops,
         masked_flops=masked,
         eager=not plan.kernel_set.compiled,
+        launching=plan.kernel_set.launching,
         blocking=plan.options.blocking_launches,
         graphed=plan.kernel_set.graphed,
         expandable=plan.options.expandable_segments,

@@ -9,10 +9,17 @@ from __future__ import annotations
 
 import math
 
+from sim.program import Launching
 from strategies.frameworks import KernelSet, kernel_sets
 from strategies.frameworks.megatron_2021.options import Megatron2021Options
 from strategies.frameworks.options import Options
 from strategies.frameworks.passes import FLOAT, Ways, apex_norm, operator_loss
+
+# Its modules do more around a kernel than others: forward passes of BERT, 24 layers without tp, take 52 us for each kernel on a
+# DGX A100 (github.com/xduan7/scalable-transformer, docs/megatron_bert_345m.md) and 71 on another A100's host
+# (github.com/NVIDIA/nccl issue 743), 60 in the mean, where `Profile.eager` is 38. A kernel of a backward pass takes the 0.6th
+# part of that, from autograd's C++ engine (`python -m calibration.measure.launches`).
+LAUNCHING = Launching(5 / 3, 1.0)
 
 
 @kernel_sets("apex")
@@ -22,6 +29,7 @@ class Megatron2021(KernelSet):
     options: Megatron2021Options = Megatron2021Options.model_validate({})
     early_cublas = adds_qkv_bias = scales_score_gradients = small_kernels = tracks_generators = pipeline_modules = True
     softmax_rows = 4
+    launching = LAUNCHING
 
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
@@ -44,5 +52,7 @@ class Megatron2021(KernelSet):
         """The buffer of fp32 gradients was divided, and gradients of 16 bits were joined, divided and copied back, over however
         many ranks (megatron/model/distributed.py, allreduce_gradients).
         """
+        if self.times_parts:  # of one replica and one microbatch
+            return []
         scale = ("gradient scale", 2 * gradient)
         return [("gradient joining", 2 * gradient), scale, ("gradient parting", 2 * gradient)] if joined else [scale]

@@ -21,8 +21,8 @@ class Megatron2021Options(Options):
     timed_parts: bool = Field(
         False,
         exclude_if=not_,
-        description="the host waits for the GPU before every layer, embedding and head, too, and their collectives follow "
-        "their kernels, as where times of all of them are taken one by one",
+        description="the host waits for the GPU before every layer, embedding and head, too, their collectives follow their "
+        "kernels, and gradients are neither added up nor joined, as where times of all of them are taken one by one",
     )
     fp16_lm_cross_entropy: bool = Field(
         False,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from sim.program import Kernel
 from strategies.layers.operators import Operator
-from strategies.layers.rank_shapes import FLOAT, RankShapes
+from strategies.layers.rank_shapes import FLOAT, RankShapes, called
 
 INDEX = 8  # bytes of a token's number
 COPIES, BROADCASTS = 3, 2  # sizes there and back and the tokens; the sizes and the tokens
@@ -37,7 +37,7 @@ def batch(rank: RankShapes) -> tuple[Kernel, ...]:
         tokens,
         tokens,  # ones, the lower triangle, its comparison; loss mask, positions
     )
-    return tuple(rank.memory("batch", "forward", each) for each in moved)
+    return called(tuple(rank.memory("batch", "forward", each) for each in moved))
 
 
 def lookup(rank: RankShapes) -> Operator:
@@ -45,7 +45,7 @@ def lookup(rank: RankShapes) -> Operator:
     if not rank.kernels.small_kernels or rank.tp == 1:
         return Operator()
     moved = (*(2 * INDEX * rank.tokens,) * 6, rank.element * rank.tokens)
-    return Operator(tuple(rank.memory("token mask", "forward", each) for each in moved))
+    return Operator(called(tuple(rank.memory("token mask", "forward", each) for each in moved)))
 
 
 def targets(rank: RankShapes) -> Operator:
@@ -65,4 +65,5 @@ def mean(rank: RankShapes) -> Operator:
 def _launches(rank: RankShapes, label: str, forward: int, backward: int, moved: int) -> Operator:
     if not rank.kernels.small_kernels:
         return Operator()
-    return Operator((rank.memory(label, "forward", moved),) * forward, (rank.memory(label, "backward", moved),) * backward)
+    there, back = (called((rank.memory(label, phase, moved),)) for phase in ("forward", "backward"))
+    return Operator(there * forward, back * backward)

@@ -101,7 +101,7 @@ def test_a_deep_pipeline_is_worked_out_without_its_ops() -> None:
     Of sequences of 512 tokens four of some 8,600 sends would come to a GPU beside another one, and share its link by events.
     """
     stages, microbatches = 64, 512
-    job = job_of(nodes=8, layers=stages, pp=stages, accumulation=microbatches, sequence=256)
+    job = job_of(nodes=8, layers=stages, pp=stages, accumulation=microbatches, sequence=128)
     timeline = predict.played(replace(job, model=job.model.model_copy(update={"tied": False})))
     summary = summarise(timeline)
     assert summary.events == 2 * stages * microbatches + 2 * (stages - 1) * microbatches + stages
