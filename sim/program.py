@@ -314,7 +314,7 @@ class Program:
     eager: bool = False  # Python modules launch the kernels one by one, nothing compiled does
     launching: Launching = PYTHON  # what that takes the host
     blocking: bool = False  # the host waits for each kernel to end before it launches the next
-    graphed: bool = False  # kernels and collectives are launched as one CUDA graph: none of them takes the host anything
+    graphed: bool = False  # one CUDA graph launches all but the update: of the rest nothing takes the host anything
     expandable: bool = False  # segments of the caching allocator grow: no memory is lost between blocks
     description: str = ""
     allotments: tuple[

@@ -13,7 +13,8 @@ links since they started.
 The host of a lane launches what comes after the moment later by its own work on a period, H ≤ T. Where H = T launches move as all
 else does. Where H < T no op from then on may begin or end when its launch lets it: launches come earlier by T − H beside the ops,
 so that none does, and nothing that decides when an op starts changes. A host that ops hold up goes on when they are ready: there
-launches, too, have to move by T.
+launches, too, have to move by T. Where it is held up for the first time after the moment (for the norm of a step's gradients),
+that is so of what it launches from then on, if it came there before they were ready.
 """
 
 from __future__ import annotations
@@ -204,11 +205,11 @@ class _Moment:
             part, held = columns.part(lane), self._held(lane)
             last = part.start + int(np.flatnonzero(begun[part])[-1])
             late = float(columns.launched[last] - columns.launched[last - repetition.more])
-            if held:
-                latest = max((op for op, resumption in held.items() if resumption.time < self.time), default=-1)
-                earlier = held.get(latest - repetition.more)
-                late = held[latest].time - earlier.time if earlier is not None else np.inf
-            if late != self.shift and (late > self.shift or held or not self._is_ahead(lane)):
+            before = [op for op, resumption in held.items() if resumption.time < self.time]
+            if before:
+                earlier = held.get(before[-1] - repetition.more)
+                late = held[before[-1]].time - earlier.time if earlier is not None else np.inf
+            if late != self.shift and (late > self.shift or before or not self._is_ahead(lane, held)):
                 return False
         return True
 
@@ -217,15 +218,21 @@ class _Moment:
         resumptions, part = self.timeline.resumptions, self.columns.part(lane)
         return {op: resumptions[op] for op in range(part.start, part.stop) if op in resumptions} if resumptions else {}
 
-    def _is_ahead(self, lane: int) -> bool:
-        """Whether no op of a lane that has not ended a period before starts or ends when its launch lets it."""
+    def _is_ahead(self, lane: int, held: dict[int, Resumption]) -> bool:
+        """Whether no op of a lane that has not ended a period before starts or ends when its launch lets it, until one holds up
+        its host, which is there before.
+        """
         index, columns, first = op_index(self.timeline.cohort(lane)), self.columns, self.timeline.offset[lane]
+        op, resumption = next(iter(held.items()), (len(columns.start), None))
+        if resumption is not None and resumption.time <= resumption.busy:
+            return False
         costs = [self.timeline.cost[first + number] for number, _, _ in index.works]
         later = np.array([cost.critical - cost.busy if isinstance(cost, BlockCost) else 0.0 for cost in costs])[index.work]
         is_block = np.array([isinstance(cost, BlockCost) for cost in costs])[index.work]
         start, launched = columns.start[first + index.ops], columns.launched[first + index.ops]
         late = np.where(is_block, launched + later > start, launched >= start)
-        return not (late & (columns.end[first + index.ops] >= self.time - self.shift)).any()
+        left = (columns.end[first + index.ops] >= self.time - self.shift) & (first + index.ops < op)
+        return not (late & left).any()
 
     # -- the same program --------------------------------------------------------------------------------------------------
 

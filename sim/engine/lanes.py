@@ -86,8 +86,9 @@ class Lanes:
         prices, group = self.op_costs.on(lane.rank), -1
         if self.op_costs.lane is not None:
             group = int(self.op_costs.groups(work, lane.cohort)[self._place[number]])
-        launch = self.op_costs.launching(prices.profile)
-        wrapping = on_grid(self.op_costs.wrapping(work, prices))
+        graphed = self.program.graphed
+        launch = 0.0 if graphed else self.op_costs.launching(prices.profile)
+        wrapping = 0.0 if graphed else on_grid(self.op_costs.wrapping(work, prices))
         cost = self.op_costs.collective(work, lane.cohort, group)
         if self.program.blocking and op.stream == COMPUTE:  # it is launched when the kernel before has ended
             return Priced(replace(cost, latency=cost.latency + launch + wrapping), 0.0, 0.0)

@@ -10,6 +10,7 @@ import numpy as np
 from sim.analysis.notes import joined
 from sim.clock import on_grid
 from sim.collectives import Ids
+from sim.op_index import UPDATE
 from sim.pricing.block_costs import BlockCost, chained, fused
 from sim.pricing.prices import Extrapolation, Prices, Profile
 from sim.pricing.transfers.collective_costs import CollectiveCosts
@@ -147,24 +148,27 @@ class OpCosts(CollectiveCosts):
     def _in_a_row(self, block: Block, where: Where, factor: float) -> tuple[BlockCost, Outside]:
         """The runs of a block one after the other, and notes on them; blocks whose runs have one price share it."""
         runs, outside, prices = [], Outside(), self._prices(where)
+        graphed = self.program.graphed and block.name != UPDATE
         for times, items in block.runs:
-            once, notes = self._items(items, where, factor)
+            once, notes = self._items(items, where, factor, graphed)
             runs.append((times, once))
             _add_farther(outside, notes.values())
         alike = tuple((times, id(once)) for times, once in runs)
         known = prices.chains.get(alike) or kept(prices.chains, alike, (runs, chained(runs)), REMEMBERED)
         return known[1], outside
 
-    def _items(self, items: SharedItems, where: Where, factor: float) -> tuple[BlockCost, Outside]:
-        """One run of `items`, and notes on them; layers share theirs, and so do stages whose collectives take as long."""
+    def _items(self, items: SharedItems, where: Where, factor: float, graphed: bool) -> tuple[BlockCost, Outside]:
+        """One run of `items`, and notes on them; layers share theirs, and so do stages whose collectives take as long. graphed:
+        whether a CUDA graph launches them.
+        """
         prices = self._prices(where)
-        equal = self._priced_by(items, items.collectives, where, factor)
+        equal = self._priced_by(items, items.collectives, where, factor), graphed
         known = prices.runs.get(equal)
         if known is None:
             outside = prices.outside.get(items)
             if outside is None:
                 outside = kept(prices.outside, items, _outside(items, prices), REMEMBERED)
-            known = kept(prices.runs, equal, (self._play(items, where, factor), outside), REMEMBERED)
+            known = kept(prices.runs, equal, (self._play(items, where, factor, graphed), outside), REMEMBERED)
         return known
 
     def _priced_by(self, work: Block | SharedItems, inside: tuple[Collective, ...], where: Where, factor: float) -> Hashable:
@@ -193,11 +197,11 @@ class OpCosts(CollectiveCosts):
         group = int(self.groups(work, where.cohort)[where.place]) if where.place >= 0 else -1
         return self.collective(work, where.cohort, group)
 
-    def _play(self, items: SharedItems, where: Where, factor: float) -> BlockCost:
+    def _play(self, items: SharedItems, where: Where, factor: float, graphed: bool) -> BlockCost:
         prices = self._prices(where)
         profile = prices.profile
-        ahead = self.launching(profile)
-        wrapping = [self.wrapping(item, prices) for item in items]
+        ahead = 0.0 if graphed else self.launching(profile)
+        wrapping = [0.0 if graphed else self.wrapping(item, prices) for item in items]
         if profile.synchronous or self.program.blocking:  # the host's work is the item's own
             each, slower = ahead, 1.0
             if profile.synchronous:  # by the core that computes, which is as slow then
@@ -213,8 +217,6 @@ class OpCosts(CollectiveCosts):
         """Host seconds of a module's launch; where it waits for each kernel, also those in which neither it nor the GPU does
         anything.
         """
-        if self.program.graphed:
-            return 0.0
         waits = self.program.blocking and not profile.synchronous
         return on_grid(profile.launching(self.program.eager) + (ROUND_TRIP if waits else 0.0))
 
@@ -233,8 +235,6 @@ class OpCosts(CollectiveCosts):
         launches of a call that has several; and what a framework's modules, or its pipeline, do around a kernel (`CALLS`, or
         measured). Less than nothing where a kernel's launch takes less than a module's.
         """
-        if self.program.graphed:
-            return 0.0
         work = item.collective if isinstance(item, Start) else item
         profile = (prices or self.prices).profile
         if isinstance(work, Kernel):

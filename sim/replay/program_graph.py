@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Hashable, Iterator
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from itertools import chain, pairwise
 from typing import NamedTuple
 
@@ -68,6 +68,11 @@ class ProgramGraph:
         self.place = [0] * self.count
         self.turns = list(self._take_turns())
         self.places = 1 + max(self.place, default=0)
+
+    @cached_property
+    def resumed(self) -> list[int]:
+        """Nodes that a host launches when it has been held up."""
+        return [node for node, resumption in enumerate(self.resumption) if resumption >= 0]
 
     def cohort(self, node: int) -> int:
         """The cohort of a node."""

@@ -209,7 +209,7 @@ class StepReplay:
         for number, block in enumerate(self._block) if drawn else ():
             if block < 0:
                 ways[number] = OTHER
-        for number in chain(marks, late if self.nodes.held else ()):
+        for number in chain(marks, self.graph.resumed):
             ways[number] = OTHER
         return ways
 
@@ -221,15 +221,13 @@ class StepReplay:
 
     def _late(self, drawn: DrawnBlocks) -> set[int]:
         """Nodes that may start, or end, when their launch lets them."""
-        graph, nodes = self.graph, self.nodes
-        if nodes.held:
-            return set(range(graph.count))
+        graph = self.graph
         least = [0.0 if block < 0 else drawn.least[block] for block in self._block]
         latest = [
             launched if block < 0 else launched + drawn.late[block]
             for block, launched in zip(self._block, self._latest_launch, strict=True)
         ]
-        soonest, late = [0.0] * graph.places, set[int]()  # no place ends before
+        soonest, late = [0.0] * graph.places, set(graph.resumed)  # no place ends before
         for number, place, first, others in graph.turns:
             end = soonest[first]
             for awaited in others:

@@ -16,12 +16,17 @@ Sizes, unless the plan says one:
 Buffers that ranks share out evenly (Megatron-LM's distributed optimizer) have gaps: each parameter starts, and each bucket ends,
 at a multiple of so many elements (`Alignment`). What fills the gaps is moved and held with the rest. An embedding that two
 pipeline stages have is a bucket of its own there, but in chunks after the first, where all buckets are reduced together.
+
+Parameters that are gathered in fp8 have a buffer of their own there. Those of 16 bits (embedding, head, norms) are reduced, and
+gathered, with the last bucket of that buffer, all of them (param_and_grad_buffer.py, partition_buckets): when the first layers'
+gradients are there, and before the first layer runs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import NamedTuple
 
 from strategies.data_parallel.shard_padding import multiple
@@ -41,17 +46,20 @@ class Cut(NamedTuple):
 
 
 class Gradient(NamedTuple):
-    """A parameter's gradient and when it is made; shared: of an embedding that another pipeline stage has, too."""
+    """A parameter's gradient and when it is made; shared: of an embedding that another pipeline stage has, too; fp8: of a
+    parameter that is in the buffer of those that are gathered in fp8.
+    """
 
     shape: Shape
     complete: Cut
     spread: bool
     shared: bool = False
+    fp8: bool = False
 
 
 class Bucket(NamedTuple):
     """Gradients of `shapes`, `elements` in all, that are reduced from `cut` on; spread: of experts that are spread over ep ranks.
-    padding: elements between and behind them.
+    padding: elements between and behind them. fp8: of both, those that are gathered in fp8.
     """
 
     cut: Cut
@@ -59,6 +67,7 @@ class Bucket(NamedTuple):
     elements: int
     spread: bool
     padding: int = 0
+    fp8: int = 0
 
 
 class Limits(NamedTuple):
@@ -99,8 +108,21 @@ def filled(gradients: Iterable[Gradient], of: Limits, end: Cut) -> list[Bucket]:
     """Buckets of gradients in the order in which they are made; `end` is the end of the backward pass."""
     result: list[Bucket] = []
     for spread, aligned in zip((False, True), of.aligned, strict=True):
-        result += _filled([gradient for gradient in gradients if gradient.spread == spread], of, aligned, end)
+        own = [gradient for gradient in gradients if gradient.spread == spread]
+        fp8, wide = (
+            _filled([gradient for gradient in own if gradient.fp8 == narrow], of, aligned, end) for narrow in (True, False)
+        )
+        fp8 = [bucket._replace(fp8=bucket.elements + bucket.padding) for bucket in fp8]
+        result += [*fp8[:-1], _together(fp8[-1:] + wide)] if fp8 and wide else fp8 + wide
     return sorted(result, key=lambda bucket: (-bucket.cut.part, -bucket.cut.left, bucket.spread))
+
+
+def _together(buckets: Sequence[Bucket]) -> Bucket:
+    """What is reduced at once, when the last of all these gradients is made."""
+    last = min(buckets, key=lambda bucket: (bucket.cut.part, bucket.cut.left))
+    shapes = tuple(chain.from_iterable(bucket.shapes for bucket in buckets))
+    elements, padding, fp8 = (sum(getattr(bucket, size) for bucket in buckets) for size in ("elements", "padding", "fp8"))
+    return Bucket(last.cut, shapes, elements, last.spread, padding, fp8)
 
 
 def _filled(gradients: Sequence[Gradient], of: Limits, aligned: Alignment, end: Cut) -> list[Bucket]:

@@ -147,9 +147,10 @@ def _gather(stage: Stage, buckets: Iterable[Bucket], after: tuple[Ref, ...]) -> 
     """All-gather buckets of parameters, one after another; the last of them, if there are any."""
     gathered: tuple[Ref, ...] = ()
     for bucket in buckets:
-        width = stage.gathered_width(0, len(stage.parts), bucket.spread)
+        elements = bucket.elements + bucket.padding
+        size = float(stage.plan.bytes_per_element * (elements - bucket.fp8) + stage.plan.least_gathered * bucket.fp8)
         along = stage.plan.expert_sharing if bucket.spread else stage.plan.sharing
-        work = _gathering((bucket.elements + bucket.padding) * width, stage.plan.algorithm, width, along)
+        work = _gathering(size, stage.plan.algorithm, size / elements, along)
         gathered = (stage.add(Op("dp", work, gathered or after)),)
     return gathered
 

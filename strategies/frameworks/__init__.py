@@ -104,7 +104,7 @@ class KernelSet:
     broadcast_buffers: bool = True  # DDP sends buffers of a traced module in every step
     overlap_param_gather: bool = False  # zero1 gathers parameters beside the next step's first forward pass
     routing: Routing = Routing()
-    graphed: bool = False  # a step is launched as one CUDA graph
+    graphed: bool = False  # all passes of a step are launched as one CUDA graph
     launching: ClassVar[Launching] = Launching()  # of its kernels by the host; Transformer Engine's backward passes are Python's
 
     def __init__(self, options: Options | None = None) -> None:

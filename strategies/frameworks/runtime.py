@@ -1,6 +1,6 @@
 """What keeps gradients and model states on a rank between passes, and reduces and gathers them.
 
-`Runtime` is what PyTorch (DDP, FSDP) and Megatron-LM do; a framework with an engine of its own has a subclass, such as
+`Runtime` is what PyTorch does (DDP, FSDP); a framework with an engine of its own has a subclass, such as
 `strategies.frameworks.deepspeed.runtime.DeepSpeedRuntime`. It is asked what it does; nobody asks which it is.
 """
 
@@ -12,7 +12,7 @@ SendInParts = Literal["none", "megatron", "deepspeed", "deepspeed_forward"]  # s
 
 
 class Runtime:
-    """PyTorch's and Megatron-LM's. Sizes are elements; None: as the plan or the kernels' framework says."""
+    """PyTorch's. Sizes are elements; None: as the plan or the kernels' framework says."""
 
     reduce_bucket_size: int | None = None  # a buffer of its own, into which gradients are copied as they are made
     allgather_bucket_size: int | None = None  # parameters gathered at once after an update
@@ -23,6 +23,10 @@ class Runtime:
     reduces_as_made: bool = False  # sharded gradients cannot wait for the last microbatch
     casts_gradients: bool = False  # 16-bit gradients of a step are added to fp32 ones by kernels of the optimizer
     passes_over_gradients: bool = True  # whole gradients are checked or scaled by kernels before they are reduced
+    zeroes_gradients: bool = False  # buffers of gradients are set to zero in every step, whatever their type
+    reads_norm: bool = False  # the host waits for the norm of all gradients before it launches the rest of the update
+    copies_each_tensor: bool = False  # the update copies gradients and parameters tensor by tensor, from Python
+    fp8_buffers: bool = False  # what is gathered in fp8 has buckets of its own, and is cast tensor by tensor
     fp32_moments: bool = False  # Adam's moments have no other type
     send_in_parts: SendInParts = "none"  # the default of `plan.scatter_gather` where tp ranks send the same
     partitions_checkpoints: bool = False  # recompute=full: a tp rank keeps its part of a layer's input

@@ -24,6 +24,7 @@ class CompletedGradient(NamedTuple):
     weights_left: int
     spread: bool  # of an expert that is spread over ep ranks
     tied: bool  # a copy of a matrix that the embedding has too
+    fp8: bool = False  # of a matrix whose products are in fp8
 
 
 def completed(back: Sequence[Operator]) -> tuple[CompletedGradient, ...]:
@@ -38,7 +39,10 @@ def completed(back: Sequence[Operator]) -> tuple[CompletedGradient, ...]:
         both = zip(_completed(shapes, items), _completed(shapes, operator.weight_gradient), strict=True)
         for (shape, after), (_, weights_after) in both:
             another = bool(_take(tied, shape, 1))
-            result.append(CompletedGradient(shape, left + after, weights_left + weights_after, operator.experts > 0, another))
+            fp8 = bool(operator.fp8_parameters) and len(shape) > 1
+            result.append(
+                CompletedGradient(shape, left + after, weights_left + weights_after, operator.experts > 0, another, fp8)
+            )
     return tuple(result)
 
 

@@ -11,7 +11,8 @@ from strategies.layers.layer_cost import LayerCost
 from strategies.optimizers import FLOAT, Matrices, matrices_of, optimizer_called
 from strategies.plan.plan import Plan
 
-ZEROING = "gradient zeroing"
+ZEROING, NORM, UNSCALING = "gradient zeroing", "gradient norm", "loss unscaling"
+GRADIENT_COPY, PARAMETER_COPY = "gradient copy", "parameter copy"
 
 
 def passes_of(plan: Plan) -> list[tuple[str, float]]:
@@ -20,8 +21,9 @@ def passes_of(plan: Plan) -> list[tuple[str, float]]:
     Mixed precision, as Megatron-LM does it (megatron/optimizer/optimizer.py): gradients of 16 bits are copied to fp32; in fp16
     they are divided by the loss scale and checked for infinities, in place; their norm is taken, to clip them (they are scaled
     only when it is too large, which is left out); each optimizer state is read and written with the fp32 master, whose copy in
-    16 bits is then made; a buffer in which gradients are accumulated is set to zero. PyTorch's FSDP shards masters and their
-    gradients: nothing is copied, and gradients are dropped. Without masters the update reads and writes weights as they are.
+    16 bits is then made; buffers in which gradients are accumulated are set to zero (zero_grad_buffer of its
+    DistributedDataParallel). PyTorch's FSDP shards masters and their gradients: nothing is copied, and gradients are dropped.
+    Without masters the update reads and writes weights as they are.
     """
     width, gradient, mixed = plan.bytes_per_element, plan.bytes_per_gradient, plan.has_masters
     copied = mixed and not plan.masters_only
@@ -31,12 +33,12 @@ def passes_of(plan: Plan) -> list[tuple[str, float]]:
     if not (plan.fused_optimizer and kind.fused):
         update = [(f"{plan.optimizer} {name}", (FLOAT if mixed else width) * moved) for name, moved in kind.operators]
     steps: list[tuple[str, float]] = [
-        ("gradient copy", gradient + main if copied and gradient != main else 0),
-        ("loss unscaling", 2 * main if plan.precision == "fp16" and mixed else 0),
-        ("gradient norm", main if plan.clip_gradients else 0),
+        (GRADIENT_COPY, gradient + main if copied and gradient != main else 0),
+        (UNSCALING, 2 * main if plan.precision == "fp16" and mixed else 0),
+        (NORM, main if plan.clip_gradients else 0),
         ("gradient clipping", 2 * main if _clipped(plan) else 0),
         *update,
-        ("parameter copy", 4 + width if copied else 0),
+        (PARAMETER_COPY, 4 + width if copied else 0),
         (ZEROING, gradient if _zeroed(plan) else 0),
     ]
     return [(label, moved) for label, moved in steps if moved]
@@ -50,8 +52,12 @@ def _clipped(plan: Plan) -> bool:
 
 
 def _zeroed(plan: Plan) -> bool:
-    """Whether gradients stay: in a buffer of another type than the parameters', or by zero_grad(set_to_none=False)."""
-    return not plan.frees_gradients if plan.own_gradients else plan.bytes_per_gradient != plan.bytes_per_element
+    """Whether gradients stay: in a framework's buffer, in one of another type than the parameters', or by
+    zero_grad(set_to_none=False).
+    """
+    if plan.own_gradients:
+        return not plan.frees_gradients
+    return plan.runtime.zeroes_gradients or plan.bytes_per_gradient != plan.bytes_per_element
 
 
 def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
@@ -69,21 +75,29 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
     return plan.kernel_set.before_reduction(plan.bytes_per_gradient, joined, 1 if alone else copies, plan.precision == "fp16")
 
 
-def kernels_of(plan: Plan, copies: int, groups: Sequence[float], gradients: float) -> list[Kernel]:
-    """The kernels of a step on a rank that updates groups of parameters, each by itself; copies: ranks that have the same
-    `gradients` gradients.
+def kernels_of(plan: Plan, copies: int, groups: Sequence[float], gradients: float, tensors: int) -> list[tuple[int, Kernel]]:
+    """The kernels of a step on a rank that updates groups of parameters, each by itself, and how often each is launched; copies:
+    ranks that have the same `gradients` gradients; tensors: of which it updates at least a part, taken as equally large.
+
+    Where each tensor is copied by itself, parameters in fp16 are so only where ranks share the optimizer's states: otherwise
+    their copies are one launch (megatron/core/optimizer/optimizer.py, _multi_tensor_copy_this_to_that).
     """
     blocks = plan.kernel_set.update_blocks if plan.fused_optimizer and optimizer_called(plan.optimizer).fused else 0
-    result = [_pass(label, moved * gradients) for label, moved in before_reduction(plan, copies)]
+    loops = tensors if plan.runtime.copies_each_tensor else 1
+    at_once = plan.precision == "fp16" and "optimizer" not in plan.hook.shards
+    launches = {GRADIENT_COPY: loops, PARAMETER_COPY: 1 if at_once else loops}
+    result = [(1, update_pass(label, moved * gradients)) for label, moved in before_reduction(plan, copies)]
     for label, moved in passes_of(plan):
         if label == plan.optimizer and blocks:
-            result += [_pass(label, moved * count, (math.ceil(count), blocks)) for count in groups]
+            result += [(1, update_pass(label, moved * count, (math.ceil(count), blocks))) for count in groups]
         else:
-            result.append(_pass(label, moved * (gradients if label == ZEROING else sum(groups))))
+            times = launches.get(label, 1)
+            result.append((times, update_pass(label, moved * (gradients if label == ZEROING else sum(groups)) / times)))
     return result
 
 
-def _pass(label: str, moved: float, shape: tuple[int, ...] = ()) -> Kernel:
+def update_pass(label: str, moved: float, shape: tuple[int, ...] = ()) -> Kernel:
+    """A kernel of the update that moves so many bytes."""
     return Kernel("optimizer", label, "optimizer", 0.0, moved, "fp32", shape)
 
 

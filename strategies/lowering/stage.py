@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from itertools import groupby
+from operator import itemgetter
+from typing import NamedTuple
 
-from sim.program import COMPUTE, Block, Collective, Item, Kernel, Memory, Op, Ref, Run
+from sim.program import COMPUTE, Block, Collective, Item, Memory, Op, Ref, Run
 from strategies.data_parallel.buckets import Bucket, Cut, Gradient, Limits, filled, limits
 from strategies.layers.weight_matrices import tensors
 from strategies.lowering.blocks import BACKWARD, WEIGHT, shared
-from strategies.lowering.optimizer_step import kernels_of, left_to_adam, matrix_products, on_the_cpus, update_workspace
+from strategies.lowering.optimizer_step import (
+    NORM,
+    PARAMETER_COPY,
+    UNSCALING,
+    kernels_of,
+    left_to_adam,
+    matrix_products,
+    on_the_cpus,
+    update_pass,
+    update_workspace,
+)
 from strategies.lowering.stage_parts import once
 from strategies.lowering.stage_passes import StagePasses
+from strategies.optimizers import FLOAT
+from strategies.schedules import schedules
+
+
+class _Agreement(NamedTuple):
+    """What ranks agree on in an update, None: a rank has it by itself; read: the host waits for it before it goes on."""
+
+    work: Collective | None
+    read: bool = False
 
 
 def in_buckets(size: float, bucket: float) -> int:
@@ -48,13 +69,15 @@ class Stage(StagePasses):
 
     def _gradients(self, weights_only: bool) -> Iterator[Gradient]:
         """Gradients of the parameters that other ranks have too."""
-        copied, tied = self.plan.expert_copies > 1, bool(self.tied)
+        plan = self.plan
+        copied, tied = plan.expert_copies > 1, bool(self.tied)
+        apart = plan.gathers_fp8 and plan.hook.even_buckets and plan.runtime.fp8_buffers
         for number in range(len(self.parts) - 1, -1, -1):
             for gradient in self.parts[number].gradients:
                 if tied if gradient.tied else copied or not gradient.spread:
                     left = gradient.weights_left if weights_only else gradient.left
                     shared = gradient.tied or (self.shared_embedding and gradient is self.parts[0].gradients[-1])
-                    yield Gradient(gradient.shape, Cut(number, left), gradient.spread, shared)
+                    yield Gradient(gradient.shape, Cut(number, left), gradient.spread, shared, apart and gradient.fp8)
 
     def reduce(
         self,
@@ -199,28 +222,34 @@ class Stage(StagePasses):
             if replicated:
                 after = (self.add(Op(COMPUTE, Block("optimizer", (Run(1, replicated),)), after)),)
             return self.host.update(count, on_the_cpus(self.plan) * count, after)
-        block, allocated = self._update(shards, gradient_shards)
+        works, taken = self._update(shards, gradient_shards)
         freed = self.held_gradients(self.freed) if self.freed else ()
-        ref = self.add(Op(COMPUTE, block, after, allocated, allocated + freed))
-        self.has_gradients, self.freed = False, 0.0
+        for number, (work, held) in enumerate(works):
+            stream = COMPUTE if isinstance(work, Block) else work.label
+            allocated, given_back = () if number else taken, taken + freed if number == len(works) - 1 else ()
+            after = (self.add(Op(stream, work, after, allocated, given_back, held=held)),)
+        self.has_gradients, self.freed, ref = False, 0.0, after[0]
         return self.host.store(self.sharded(shards), ref) if self.host.has_parameters else ref
 
     @once
-    def _update(self, shards: float, gradient_shards: int) -> tuple[Block, Memory]:
-        """The block of an update, and what it takes while it runs."""
-        count, gradients = self.updated(shards), self.sharded(gradient_shards)
-        plan, replicated = self.plan, self._replicated(gradient_shards)
-        rest = left_to_adam(plan, self.parts) / shards
-        second = Kernel("optimizer", "adam's second moment", "optimizer", 0.0, 2 * rest, "fp32")
-        kernels: tuple[Item, ...] = (
-            *replicated,
-            *kernels_of(plan, self.plan.copies, self._groups(shards), gradients),
-            *([second] if rest else []),
-        )
-        block = Block("optimizer", (Run(1, shared(kernels)), *matrix_products(plan, self.parts, round(shards))))
+    def _update(self, shards: float, gradient_shards: int) -> tuple[list[tuple[Block | Collective, bool]], Memory]:
+        """The blocks of an update, and what ranks agree on between them, each with whether the host waits before it launches it;
+        and what an update takes while it runs.
+        """
+        plan, held = self.plan, False
+        works, launches = list[tuple[Block | Collective, bool]](), list[tuple[int, Item]]()
+        for launch in self._launches(shards, gradient_shards):
+            if not isinstance(launch, _Agreement):
+                launches.append(launch)
+                continue
+            works.append((Block("optimizer", _runs(launches)), held))
+            if launch.work is not None:
+                works.append((launch.work, False))
+            launches, held = [], launch.read
+        last = Block("optimizer", (*_runs(launches), *matrix_products(plan, self.parts, round(shards))))
         distinct = [part for part, _ in self.kinds]  # the last one, which may have a copy of the embedding, too
         largest = max(tensors(distinct, self.model, self.tied, apart=False), default=0)
-        return block, (("gradient", update_workspace(plan, count, largest)),)
+        return [*works, (last, held)], (("gradient", update_workspace(plan, self.updated(shards), largest)),)
 
     def _groups(self, shards: float) -> list[float]:
         """Elements that are updated at once: all, or where parts are timed one by one those of each part."""
@@ -228,6 +257,61 @@ class Stage(StagePasses):
             return [self.updated(shards)]
         given = [part.parameters for part in self.parts if part.name not in self.plan.outside_optimizer]
         return [elements / shards for elements in (*given, self.tied) if elements]
+
+    def _launches(self, shards: float, gradient_shards: int) -> Iterator[tuple[int, Item] | _Agreement]:
+        """The kernels of an update, each with how often it is launched, and what ranks agree on between them.
+
+        The host of Megatron-LM reads the norm of all gradients, and whether an infinity is among those of fp16
+        (_unscale_main_grads_and_check_for_nan in megatron/core/optimizer/optimizer.py). Of pipelines, whose steps are long, that
+        is left out: all stages meet for it when the first one, which ends last, has its gradients; and so it is of PipeDream's.
+        Its all-reduce is one of all ranks; here those that share the optimizer's states have one of their own, an op like their
+        others: ranks that meet inside blocks are replayed as one, and blocks would be taken to meet it on their links.
+        """
+        plan, tensors = self.plan, self._updated_tensors(shards)
+        reads = (
+            {NORM, UNSCALING} if plan.runtime.reads_norm and plan.pp == 1 and schedules[plan.schedule].versions is None else ()
+        )
+        sharing = plan.sharing if shards > 1 else ()
+        inside = tuple(axis for axis, degree in plan.grid.sizes if degree > 1 and axis in {"tp", "ep"} - set(sharing))
+        yield from ((1, work) for work in self._replicated(gradient_shards))
+        for times, kernel in kernels_of(plan, plan.copies, self._groups(shards), self.sharded(gradient_shards), tensors):
+            yield times, kernel
+            if kernel.label in reads:
+                if inside:
+                    yield 1, _agreed(FLOAT, kernel.label, plan.algorithm, inside)
+                yield _Agreement(_agreed(FLOAT, kernel.label, plan.algorithm, sharing) if sharing else None, read=True)
+            elif kernel.label == PARAMETER_COPY and plan.gathers_fp8 and plan.runtime.fp8_buffers and shards > 1:
+                yield from self._casts(shards, tensors)
+        rest = left_to_adam(plan, self.parts) / shards
+        if rest:
+            yield 1, update_pass("adam's second moment", 2 * rest)
+
+    def _casts(self, shards: float, tensors: int) -> Iterator[tuple[int, Item] | _Agreement]:
+        """16-bit copies of a rank's parts of `tensors` parameters are made fp8 where they are gathered so: their maxima are
+        taken, unless scales are of past steps, ranks agree on those of whole matrices, and each is cast
+        (transformer_engine/pytorch/tensor/utils.py, cast_master_weights_to_fp8). In mxfp8 all of that is left to who gathers.
+        """
+        plan, elements = self.plan, self.fp8_parameters / self._elements * self.updated(shards)
+        fp8 = [gradient.fp8 for part, count in self.kinds for gradient in part.gradients * count]
+        matrices = sum(fp8)
+        if not matrices or plan.fp8 is None or plan.fp8.scaling == "mxfp8":
+            return
+        times = math.ceil(tensors * matrices / len(fp8))
+        if plan.fp8.scaling != "delayed":
+            yield times, update_pass("weight maxima", plan.bytes_per_element * elements / times)
+        yield _Agreement(_agreed(FLOAT * matrices, "fp8 maxima", plan.algorithm, plan.sharing))
+        yield times, update_pass("weight cast", (plan.bytes_per_element + plan.least_gathered) * elements / times)
+
+    def _updated_tensors(self, shards: float) -> int:
+        """Of how many parameters a rank updates at least a part, where that matters: ranks cut buckets, or whole parts of the
+        model (Megatron-LM's FSDP), in equal pieces, wherever parameters end.
+        """
+        if not self.plan.runtime.copies_each_tensor:
+            return 1
+        together = [(count, sum(not gradient.tied for gradient in part.gradients)) for part, count in self.kinds]
+        if shards > 1 and self.plan.hook.even_buckets:
+            together = [(1, len(bucket.shapes)) for bucket in self.buckets()]
+        return max(1, math.ceil(sum(count * (1 + (tensors - 1) / shards) for count, tensors in together if tensors)))
 
     def _replicated(self, shards: int) -> tuple[Collective, ...]:
         """With sequence parallelism each tp rank has the gradients of norms for its tokens only; they are summed over the tp
@@ -242,6 +326,18 @@ class Stage(StagePasses):
         if not size:
             return ()
         return (_summed_over_tp(size, plan.algorithm, plan.bytes_per_gradient),)
+
+
+def _runs(launches: Iterable[tuple[int, Item]]) -> tuple[Run, ...]:
+    """Kernels, and how often each is launched, as runs."""
+    every = groupby(launches, itemgetter(0))
+    return tuple(Run(times, shared(tuple(item for _, item in items))) for times, items in every)
+
+
+@lru_cache(maxsize=1024)
+def _agreed(size: float, label: str, algorithm: str, along: tuple[str, ...]) -> Collective:
+    """One object for all stages: an all-reduce of few numbers."""
+    return Collective("all_reduce", float(size), along[-1], label, algorithm, 1, FLOAT, along=along)
 
 
 @lru_cache(maxsize=1024)

@@ -181,8 +181,12 @@ class StageParts:
         alone = plan.lora is not None and plan.lora.weights == "fp8"  # there are no others
         if plan.fp8 is None or plan.fp8.gather or plan.kernel_set.torchao or plan.shards_parameters or alone:
             return ()
-        fp8 = sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
-        return (("parameter", float(plan.fp8_copies * plan.fp8.width * fp8)),)
+        return (("parameter", float(plan.fp8_copies * plan.fp8.width * self.fp8_parameters)),)
+
+    @property
+    def fp8_parameters(self) -> int:
+        """Those of products in fp8."""
+        return sum(count * (part.fp8_parameters + part.fp8_expert_parameters) for part, count in self.kinds)
 
     @property
     def kept_logits(self) -> Memory:

@@ -46,14 +46,20 @@ def test_bytes_of_states(name: str, mixed: float, full: float) -> None:
 
 
 def test_what_an_update_moves_by_hand() -> None:
-    """In fp32: the gradient is read for its norm; then gradient, weight and states are read, weight and states written."""
-    own = {"precision": "fp32"}
-    assert passes_of(Plan(optimizer="lion", **own)) == [("gradient norm", 4), ("lion", 4 + 2 * 4 + 2 * 4)]
-    assert passes_of(Plan(optimizer="adam8bit", **own))[1] == ("adam8bit", 4 + 8 + 2 * 2 * (1 + 4 / 256))
-    assert passes_of(Plan(optimizer="lamb", **own))[1:] == [("lamb", 4 + 8 + 16), ("lamb norms", 8), ("lamb update", 16)]
-    adafactor = passes_of(Plan(optimizer="adafactor", **own))[1:]
-    assert sum(moved for _, moved in adafactor) == 4 * 19
-    assert len(passes_of(Plan(optimizer="lion", fused_optimizer=False, **own))) == 1 + 7
+    """In fp32: the gradient is read for its norm; then gradient, weight and states are read, weight and states written; and
+    Megatron-LM's buffer of gradients is set to zero.
+    """
+
+    def passes(optimizer: str, **plan: bool) -> list[tuple[str, float]]:
+        norm, *update, zeroing = passes_of(Plan(optimizer=optimizer, precision="fp32", **plan))
+        assert (norm, zeroing) == (("gradient norm", 4), ("gradient zeroing", 4))
+        return update
+
+    assert passes("lion") == [("lion", 4 + 2 * 4 + 2 * 4)]
+    assert passes("adam8bit")[0] == ("adam8bit", 4 + 8 + 2 * 2 * (1 + 4 / 256))
+    assert passes("lamb") == [("lamb", 4 + 8 + 16), ("lamb norms", 8), ("lamb update", 16)]
+    assert sum(moved for _, moved in passes("adafactor")) == 4 * 19
+    assert len(passes("lion", fused_optimizer=False)) == 7
 
 
 def test_memory_of_states_emerges() -> None:

@@ -26,6 +26,7 @@ import math
 
 from strategies.frameworks import TRANSFORMER_ENGINE, Alignment, KernelSet, Routing, kernel_sets
 from strategies.frameworks.megatron.options import MegatronOptions
+from strategies.frameworks.megatron.runtime import MegatronRuntime
 from strategies.frameworks.options import Options
 
 BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
@@ -37,6 +38,7 @@ class Megatron(KernelSet):
 
     options: MegatronOptions = MegatronOptions.model_validate({})
     accumulates_in_products = norms_in_fp8 = fp8_experts = deterministic = sequences_first = weighs_before_combining = True
+    runtime = MegatronRuntime()
     beside_products = "weight_gradient"
     fp8_scalings = TRANSFORMER_ENGINE
     softmax_rows = 4

@@ -48,5 +48,5 @@ class MegatronOptions(Options):
         False,
         exclude_if=not_,
         description="forward and backward passes of a step are one CUDA graph, which the host launches once "
-        "(--cuda-graph-impl full_iteration); the update, of few kernels, is taken to be in it",
+        "(--cuda-graph-impl full_iteration); the update is launched by the host, when it has read the norm of gradients",
     )

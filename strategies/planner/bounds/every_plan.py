@@ -44,7 +44,7 @@ from strategies.schedules import schedules
 from topologies.reading import UserError
 
 TWICE = 2
-SLACK = 1e-7  # sums are rounded in another order than on the simulation's grid of time
+SLACK = 1e-6  # kernels and sums are rounded otherwise than on the simulation's grid of time
 MUCH = 1e12  # bytes of a pass, so many that its rate is what counts
 HOLDING = ("kept", "whole", "gathered", "passing", "owed", "after loss")  # columns by which passes hold more or less
 Ids = NDArray[np.int64]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -14,6 +15,7 @@ from strategies.lowering.lower import lower
 from strategies.lowering.stage import Stage
 from strategies.read_job import read_job
 from tests.conftest import LLAMA_LAYER
+from topologies.cluster_files import load_cluster
 from topologies.reading import UserError
 
 # no biases, so that every gradient but a norm's is made by a product; no two matrices of one size
@@ -179,6 +181,47 @@ def test_gaps_between_parameters_and_behind_buckets() -> None:
     assert [(bucket.shapes, bucket.padding) for bucket in result] == [(((100,), (10,), (500,)), 768 - 610), (((7,),), 384 - 7)]
     closer = filled(gradients, Limits(129, 129, aligned=(Alignment(64, 1), Alignment())), Cut(0))
     assert [bucket.shapes for bucket in closer] == [((100,), (10,)), ((500,),), ((7,),)]  # the second one ends at 138
+
+
+def test_what_is_gathered_in_fp8_has_buckets_of_its_own_and_the_last_one_takes_the_rest() -> None:
+    """A head of 100, layers of 40 and 30 in fp8 with norms of 2, an embedding of 50: buckets of 60 of each kind. The second of
+    fp8 comes with all that is not, when the embedding's gradient is made (Megatron-Core's partition_buckets).
+    """
+    sizes = [(100, False), (40, True), (2, False), (40, True), (30, True), (2, False), (30, True), (50, False)]
+    gradients = [Gradient((size,), Cut(10 - at), False, fp8=fp8) for at, (size, fp8) in enumerate(sizes)]
+    aligned = Limits(60, 60, aligned=(Alignment(1, 16), Alignment()))
+    first, last = filled(gradients, aligned, Cut(0))
+    assert (first.cut, first.elements, first.padding, first.fp8) == (Cut(10 - 3), 80, 0, 80)
+    assert (last.cut, last.elements, last.fp8) == (Cut(10 - 7), 60 + 100 + 54, 64)
+    assert last.padding == (64 - 60) + (112 - 100) + (64 - 54)
+    assert last.shapes == ((30,), (30,), (100,), (2,), (2,), (50,))
+    plain = [gradient._replace(fp8=False) for gradient in gradients]
+    assert [bucket.elements for bucket in filled(plain, aligned, Cut(0))] == [100, 82, 62, 50]
+    narrow = [gradient._replace(fp8=True) for gradient in gradients]
+    assert [(bucket.elements, bucket.fp8) for bucket in filled(narrow, aligned, Cut(0))] == [
+        (100, 112),
+        (82, 96),
+        (62, 64),
+        (50, 64),
+    ]
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_embedding_and_head_are_gathered_before_the_first_layer_of_fp8(toy_job, width) -> None:
+    """Two layers' matrices in fp8; embedding and head of 512 · 64 each, and five norms, in bf16."""
+    fp8 = {"fp8": {"scaling": "tensorwise", "gather": True}} if width == 1 else {}
+    more = {"bucket": "1 B", "overlap_param_gather": True, **fp8}
+    job = replace(toy_job(8, 1, {**LLAMA, "tied": False}, data_parallel="zero1", **more), cluster=load_cluster("dgx-h100"))
+    program = lower(job.model, job.resolve())
+    gathers = [
+        op.work.bytes for op in program.cohorts[0].ops if isinstance(op.work, Collective) and op.work.operation == "all_gather"
+    ]
+    matrices = 2 * (64 * 64 + 128 * 64 + 96 * 64 + 192 * 64)
+    wide = 2 * 512 * 64 + 5 * 64
+    if width == 1:
+        first = 2 * wide + 128 * 64  # with the bucket of the first layer's queries, keys and values, which is made last
+        assert gathers[0] == pytest.approx(first, abs=2 * 7 * 128)
+    assert sum(gathers) == pytest.approx(width * matrices + 2 * wide, rel=0.03)
 
 
 @pytest.mark.parametrize(("chunks", "apart"), [(1, True), (2, False)])

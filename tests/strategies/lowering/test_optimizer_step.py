@@ -15,12 +15,31 @@ ADAM = 2 * (4 + 4 + 4)  # master and two moments, read and written
 @pytest.mark.parametrize(
     ("plan", "kernels"),
     [
-        ({}, [("gradient copy", 2 + 4), ("gradient norm", 4), ("adam", 4 + ADAM), ("parameter copy", 4 + 2)]),
+        (
+            {},
+            [
+                ("gradient copy", 2 + 4),
+                ("gradient norm", 4),
+                ("adam", 4 + ADAM),
+                ("parameter copy", 4 + 2),
+                ("gradient zeroing", 2),
+            ],
+        ),
+        (
+            {"data_parallel": "zero1", "deepspeed": {}},
+            [("gradient copy", 2 + 4), ("gradient norm", 4), ("adam", 4 + ADAM), ("parameter copy", 4 + 2)],
+        ),
         (
             {"precision": "fp16", "clip_gradients": False},
-            [("gradient copy", 2 + 4), ("loss unscaling", 4 + 4), ("adam", 4 + ADAM), ("parameter copy", 4 + 2)],
+            [
+                ("gradient copy", 2 + 4),
+                ("loss unscaling", 4 + 4),
+                ("adam", 4 + ADAM),
+                ("parameter copy", 4 + 2),
+                ("gradient zeroing", 2),
+            ],
         ),
-        ({"precision": "fp32"}, [("gradient norm", 4), ("adam", 4 + ADAM)]),
+        ({"precision": "fp32"}, [("gradient norm", 4), ("adam", 4 + ADAM), ("gradient zeroing", 4)]),
         ({"gradients": "fp32"}, [("gradient norm", 4), ("adam", 4 + ADAM), ("parameter copy", 4 + 2), ("gradient zeroing", 4)]),
         (
             {"precision": "fp32", "optimizer": "sgd", "kernels": "torch", "fused_optimizer": False, "set_to_none": False},

@@ -274,7 +274,8 @@ def test_a_bound_that_is_met_stays_below_by_what_rounding_may_do(toy_job, toy_pr
     job = toy_job(1, optimizer="sgd", clip_gradients=False, check_gradients=False)
     step = summarise(run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())).step_seconds
     rough, passes, *_ = every_bound(job, toy_prices())[0]
-    assert [rough, passes] == pytest.approx([step * (1 - SLACK)] * 2, rel=SLACK / 10)
+    assert [rough, passes] == pytest.approx([step] * 2, rel=2 * SLACK)
+    assert max(rough, passes) < step
 
 
 def parts_of_the_answer(job: Job, prices) -> tuple[list[float], list[float]]:

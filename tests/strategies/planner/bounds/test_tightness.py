@@ -17,27 +17,27 @@ WIRES = {kind: link | {"latency": "0 s"} for kind, link in LINKS.items()}
 # longest path | of the simulated peak: of all plans at once, by the program | GPUs of a node × nodes, what dp ranks
 # share, the rest of the plan
 TABLE = """
- 762  770  933 1000 | 1000 1000 | 2×2 zero1 pp: 2, schedule: zb-h1, accumulation: 4
- 851  855  875  979 | 1000 1000 | 4×2 ddp tp: 2, sequence_parallel: true, pp: 2, schedule: interleaved, chunks: 2, accumulation: 4
+ 760  770  933 1000 | 1000 1000 | 2×2 zero1 pp: 2, schedule: zb-h1, accumulation: 4
+ 851  855  874  979 | 1000 1000 | 4×2 ddp tp: 2, sequence_parallel: true, pp: 2, schedule: interleaved, chunks: 2, accumulation: 4
  508  508  983 1000 |  936  955 | 4×2 zero3 recompute: full, accumulation: 2
  560  560  941 1000 | 1000 1000 | 4×2 zero3 reshard: false, accumulation: 3
- 376  376  831 1000 |  963  962 | 4×2 zero3 pp: 2, accumulation: 4
- 473  473  763 1000 | 1000 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: interleaved, chunks: 2, reshard: false
+ 376  376  830 1000 |  963  962 | 4×2 zero3 pp: 2, accumulation: 4
+ 473  474  762 1000 | 1000 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: interleaved, chunks: 2, reshard: false
  540  540  592 1000 |  897 1000 | 4×2 zero3 pp: 2, accumulation: 4, schedule: gpipe, gradient_sync: last
  728  728  909 1000 | 1000 1000 | 4×2 zero2 pp: 2, accumulation: 4, gradient_sync: last
  296  296  988 1000 |  907  994 | 8×1 zero3 kernels: torch, accumulation: 2
  345  345  974 1000 |  866  995 | 4×2 zero3 kernels: torch, shard: 4, accumulation: 2
- 655  538  850 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
- 398  398  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
- 524  428  850 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
+ 656  540  851 1000 | 1000 1000 | 4×2 zero1 ep: 2, accumulation: 2
+ 399  399  676  949 |  923  964 | 4×2 zero3 ep: 2, pp: 2, accumulation: 2
+ 526  430  850 1000 | 1000 1000 | 4×2 zero1 cp: 2, accumulation: 2
  741  742    0  744 |  997 1000 | 4×1 ddp pp: 4, schedule: dualpipe, accumulation: 8
  897  898  930  996 |  997 1000 | 2×2 ddp pp: 2, schedule: dualpipe-v, accumulation: 8
- 522  591  610  691 |  995 1000 | 4×2 ddp pp: 4, schedule: chimera, accumulation: 8
- 410    0    0    0 |  921    0 | 4×2 ddp pp: 4, schedule: pipedream, accumulation: 4
- 736    0    0    0 |  911    0 | 4×2 ddp pp: 4, schedule: pipedream-2bw, accumulation: 4
- 872  872  937  992 | 1000 1000 | 4×2 zero1 pp: 4, schedule: zb-v, accumulation: 8
- 649    0    0 1000 |  881 1000 | 4×2 local_sgd local_steps: 2, accumulation: 2
- 634    0    0 1000 |  913 1000 | 4×2 diloco local_steps: 2, accumulation: 2
+ 523  592  609  691 |  995 1000 | 4×2 ddp pp: 4, schedule: chimera, accumulation: 8
+ 409    0    0    0 |  921    0 | 4×2 ddp pp: 4, schedule: pipedream, accumulation: 4
+ 734    0    0    0 |  911    0 | 4×2 ddp pp: 4, schedule: pipedream-2bw, accumulation: 4
+ 872  872  936  992 | 1000 1000 | 4×2 zero1 pp: 4, schedule: zb-v, accumulation: 8
+ 647    0    0 1000 |  881 1000 | 4×2 local_sgd local_steps: 2, accumulation: 2
+ 632    0    0 1000 |  913 1000 | 4×2 diloco local_steps: 2, accumulation: 2
  891  868  947 1000 | 1000 1000 | 4×2 zero1 accumulation: 2, offload: {optimizer: cpu, tile: 1000}
  227  227  745 1000 |  972  972 | 4×2 zero3 accumulation: 2, offload: {optimizer: nvme, parameters: nvme, tile: 5000}
  602  602  853 1000 |  728 1000 | 4×2 zero3 accumulation: 2, deepspeed: {reduce_bucket_size: 50000}
@@ -45,10 +45,10 @@ TABLE = """
  849  849  849 1000 |  676 1000 | 4×2 ddp_powersgd accumulation: 1, kernels: torch
  458  458  799 1000 |  677  956 | 4×2 ddp_fp16 gradients: fp32, kernels: torch
  273  273  812 1000 |  709 1000 | 4×2 zero_redundancy_optimizer kernels: torch
- 673  673  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, overlap: false, overlap_p2p: false
- 692  693  823 1000 | 1000 1000 | 4×2 zero1 pp: 2, schedule: interleaved, chunks: 2, accumulation: 4, overlap: false
- 692  692  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, recompute: full, recompute_method: block, recompute_layers: 1
- 617  617  654 1000 | 1000 1000 | 4×2 zero1 pp: 2, layers_per_stage: [0, 6], accumulation: 3
+ 674  674  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, overlap: false, overlap_p2p: false
+ 693  694  823 1000 | 1000 1000 | 4×2 zero1 pp: 2, schedule: interleaved, chunks: 2, accumulation: 4, overlap: false
+ 693  693  882 1000 | 1000 1000 | 4×2 zero1 pp: 2, accumulation: 3, recompute: full, recompute_method: block, recompute_layers: 1
+ 616  616  653 1000 | 1000 1000 | 4×2 zero1 pp: 2, layers_per_stage: [0, 6], accumulation: 3
  571  571  821  917 | 1000 1000 | 2×2 ddp pp: 2, accumulation: 3, tied: true, gradients: fp32
  332  332  972 1000 |  897 1000 | 4×2 zero3 fp8: {scaling: tensorwise, gather: true}, kernels: torch, accumulation: 2
 """
