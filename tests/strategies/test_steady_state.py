@@ -81,8 +81,8 @@ def test_microbatches_that_repeat_in_pairs_settle() -> None:
     asked = job(120, WIDE | {"layers": 10}, nodes=2, pp=4, tp=2, microbatch=4, sequence_parallel=True)
     timeline, full = some_microbatches(asked), simulate(asked)
     assert timeline is not None
-    assert max(op.microbatch for op in timeline.cohort(0).ops) + 1 == 8
-    assert timeline.periods == 56
+    assert max(op.microbatch for op in timeline.cohort(0).ops) + 1 == 14
+    assert timeline.periods == 53
     assert timeline.events == full.events
     assert summarise(timeline).to_dict() == summarise(full).to_dict()
 

@@ -24,10 +24,12 @@ TP = {"tp": 4, "kernels": "torch"}  # gathers nothing twice; recomputation stops
 
 @pytest.fixture
 def sent(toy_job, toy_prices):
-    """sent(model, gpus, stage=0, **plan): bytes by axis that a rank of the stage sends in a simulated step."""
+    """sent(model, gpus, stage=0, **plan): bytes by axis that a rank of the stage sends in a simulated step, but for the number
+    that Megatron-LM's ranks add up for the norm of gradients, which is not counted of PyTorch's either.
+    """
 
     def simulate(model: dict[str, Any], gpus: int, stage: int = 0, **plan: Any) -> dict[str, float]:
-        job = toy_job(gpus, 1, model, algorithm="ring", **PLAN | plan)
+        job = toy_job(gpus, 1, model, algorithm="ring", **PLAN | {"clip_gradients": False} | plan)
         timeline = run(lower(job.model, job.resolve()), job.cluster.topology(), toy_prices())
         return {axis: size for axis, (size, _) in volumes(timeline)[stage].items()}
 
