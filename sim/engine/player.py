@@ -215,9 +215,11 @@ class Player:
                     continue
                 others = [tasks[bases[cohort] + other] for cohort, other in op.after]
                 streams.stream(op.stream).add(task, [other for other in others if other is not None])
+                over = max((ended.get(op.stream, 0.0), *(past[bases[cohort] + other] for cohort, other in op.after)))
                 if not task.waiting:
-                    over = (past[bases[cohort] + other] for cohort, other in op.after)
-                    result.append((max((ended.get(op.stream, 0.0), *over)), task))
+                    result.append((over, task))
+                elif over > self.env.now:
+                    task.earliest = partial(_begin_later, self.network, over)
             streams.streams.clear()  # they refer to tasks, and these to their device: a circle that would outlive the player
         return result
 
@@ -299,6 +301,16 @@ def _rendezvous(every: dict[Hashable, Rendezvous[CollectiveTransfer]], meeting: 
 
 def _begin(event: Event) -> None:
     cast(Task, event.value).ready()
+
+
+def _begin_later(network: Network, over: float, task: Task) -> bool:
+    """Let a task begin when what it waited for in the past has ended, if that is later than now."""
+    task.earliest = None
+    if over <= network.env.now:
+        return False
+    network.scheduled.append(network.env.now)
+    network.env.timeout(over - network.env.now, task).callbacks.append(_begin)
+    return True
 
 
 def _from_zero(timeline: Timeline) -> Timeline:

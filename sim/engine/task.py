@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from simpy import Environment, Event
@@ -18,10 +18,11 @@ class Task:
     """One piece of work. Subclasses say in `begin` what it is, and call `finish` when it is over.
 
     waiting: how many tasks it waits for; followers: tasks that wait for it; launched: when the host has launched it, seconds;
-    start, end: seconds; `end` is None as long as it has not ended.
+    start, end: seconds; `end` is None as long as it has not ended; earliest: where that may be later than what it waits for says,
+    puts its beginning off and says whether it has.
     """
 
-    __slots__ = ("end", "env", "followers", "holds", "launched", "start", "waiting")
+    __slots__ = ("earliest", "end", "env", "followers", "holds", "launched", "start", "waiting")
 
     def __init__(self, env: Environment) -> None:
         self.env = env
@@ -29,6 +30,7 @@ class Task:
         self.followers: list[Task] = []
         self.launched = self.start = 0.0
         self.end: float | None = None
+        self.earliest: Callable[[Task], bool] | None = None
         self.holds: Any = None  # what the host launches from this task on, when it waits for what the task waits for
 
     def wait_for(self, other: Task) -> None:
@@ -38,6 +40,8 @@ class Task:
 
     def ready(self) -> None:
         """Everything that it waits for has ended."""
+        if self.earliest is not None and self.earliest(self):
+            return
         if self.holds is not None:
             self.holds.resume(self.env.now)
         self.start = self.env.now
