@@ -162,7 +162,7 @@ class CollectiveCosts(AlgorithmChoice):
     def transport(self, work: Collective | Send, cohort: int) -> tuple[tuple[int, int], dict[str, float]]:
         """(ranks, nodes) of a group of `work`, and the kinds of links that it takes, with the rates that `link_rates` knows."""
         traffic = self.collective(work, cohort).traffic
-        return self._extent(traffic), dict.fromkeys(self._kinds(traffic), 0.0) | self._link_rates(traffic)
+        return self._extent(traffic), dict.fromkeys(sorted(self._kinds(traffic)), 0.0) | self._link_rates(traffic)
 
     def _link_rates(self, traffic: Traffic) -> dict[str, float]:
         """See `wiring.link_rates`."""
