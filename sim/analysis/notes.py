@@ -27,11 +27,11 @@ class Note(NamedTuple):
 
 def joined(notes: Iterable[str | Note]) -> list[str]:
     """For the reader, in order of the first of each."""
-    operations: dict[str | Note, list[str]] = {}
+    operations: dict[str, list[str]] = {}
     for note in notes:
         text, own = (note.text, [note.operation]) if isinstance(note, Note) else (note, [])
-        operations.setdefault(text if not own else Note(text, ""), []).extend(own)
-    return [note.text.format(_listed(own)) if isinstance(note, Note) else note for note, own in operations.items()]
+        operations.setdefault(text, []).extend(own)
+    return [text.format(_listed(own)) if own else text for text, own in operations.items()]
 
 
 def _listed(names: Sequence[str]) -> str:

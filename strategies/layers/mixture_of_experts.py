@@ -41,7 +41,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Literal
 
 from sim.program import Collective, Kernel
 from strategies.frameworks.pytorch import operators as eager
@@ -54,7 +53,6 @@ from strategies.plan.options import FP8_WIDTH
 from strategies.plan.resolved import NODES
 from strategies.plan.routing import DISPATCHER_SMS, busiest_rank, distinct
 
-_WAYS: tuple[Literal["forward", "backward"], ...] = ("forward", "backward")
 INPUT = "mlp input"
 PLACES = 3 * 8  # bytes a copy: its expert, its token and its place, as PyTorch's indices, kept for gradients
 
@@ -284,7 +282,9 @@ def _padded(rank: RankShapes, rows: Rows, *sizes: int) -> list[Operator]:
     alone = plan.fp8 is None or plan.fp8.dispatch or plan.token_dispatcher == "hybridep" or plan.pad_to_capacity
     if alone or not rank.kernels.pads_experts:
         return []
-    there, back = (tuple(rank.memory("expert padding", way, 2 * size * rows.held) for size in sizes) for way in _WAYS)
+    there, back = (
+        tuple(rank.memory("expert padding", way, 2 * size * rows.held) for size in sizes) for way in ("forward", "backward")
+    )
     return [_part(Operator(there, back, temporary=max(sizes) * rows.held))]
 
 

@@ -77,15 +77,14 @@ def before_reduction(plan: Plan, copies: int) -> list[tuple[str, int]]:
 
 def kernels_of(plan: Plan, copies: int, groups: Sequence[float], gradients: float, tensors: int) -> list[tuple[int, Kernel]]:
     """The kernels of a step on a rank that updates groups of parameters, each by itself, and how often each is launched; copies:
-    ranks that have the same `gradients` gradients; tensors: of which it updates at least a part, taken as equally large.
+    ranks that have the same `gradients` gradients; tensors: that it copies one by one, taken as equally large.
 
     Where each tensor is copied by itself, parameters in fp16 are so only where ranks share the optimizer's states: otherwise
     their copies are one launch (megatron/core/optimizer/optimizer.py, _multi_tensor_copy_this_to_that).
     """
     blocks = plan.kernel_set.update_blocks if plan.fused_optimizer and optimizer_called(plan.optimizer).fused else 0
-    loops = tensors if plan.runtime.copies_each_tensor else 1
     at_once = plan.precision == "fp16" and "optimizer" not in plan.hook.shards
-    launches = {GRADIENT_COPY: loops, PARAMETER_COPY: 1 if at_once else loops}
+    launches = {GRADIENT_COPY: tensors, PARAMETER_COPY: 1 if at_once else tensors}
     result = [(1, update_pass(label, moved * gradients)) for label, moved in before_reduction(plan, copies)]
     for label, moved in passes_of(plan):
         if label == plan.optimizer and blocks:

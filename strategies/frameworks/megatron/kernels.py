@@ -29,6 +29,7 @@ from strategies.frameworks.megatron.options import MegatronOptions
 from strategies.frameworks.megatron.runtime import MegatronRuntime
 from strategies.frameworks.options import Options
 
+ROUTING, FUSED_ROUTING = Routing(scores=16, counts=14, places=5, backward=16), Routing(scores=3, counts=11, places=5, backward=2)
 BUCKET, PER_RANK = 40e6, 1e6  # parameters (megatron/core/distributed/distributed_data_parallel.py)
 
 
@@ -48,9 +49,7 @@ class Megatron(KernelSet):
     def __init__(self, options: Options | None = None) -> None:
         super().__init__(options)
         self.overlap_param_gather, self.graphed = self.options.overlap_param_gather, self.options.cuda_graph
-        self.routing = Routing(scores=16, counts=14, places=5, backward=16)
-        if self.options.router_fusion:
-            self.routing = Routing(scores=3, counts=11, places=5, backward=2)
+        self.routing = FUSED_ROUTING if self.options.router_fusion else ROUTING
 
     def waits_for_counts(self, exchanged: bool) -> bool:
         """Always."""

@@ -14,8 +14,14 @@ class MegatronOptions(Options):
     """Arguments of Megatron-Core's distributed data parallelism."""
 
     droppable: ClassVar[frozenset[str]] = frozenset(
-        {"check_gradients", "average_in_collective", "pad_buckets_for_high_nccl_busbw", "overlap_param_gather", "cuda_graph"}
-        | {"router_fusion"}
+        {
+            "check_gradients",
+            "average_in_collective",
+            "pad_buckets_for_high_nccl_busbw",
+            "overlap_param_gather",
+            "router_fusion",
+            "cuda_graph",
+        }
     )
 
     check_gradients: bool = Field(
